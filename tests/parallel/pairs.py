@@ -62,9 +62,7 @@ def assert_same_weights(pair: Pair) -> None:
     """Weights and optimizer slots agree."""
     ours, theirs = ([*m.variables, *m.optimizer.variables] for m in (pair.ours, pair.theirs))
     for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(
-            a.numpy(), b.numpy(), rtol=TOLERANCE, atol=1e-12, err_msg=a.path
-        )
+        np.testing.assert_allclose(a.numpy(), b.numpy(), TOLERANCE, 1e-12, err_msg=a.path)
 
 
 def assert_same_fit(pair: Pair, data: Callable[[], tuple], **options: Any) -> dict:
@@ -83,8 +81,7 @@ def classifier() -> keras.Model:
 
 
 CLASSIFIER = {
-    "optimizer": lambda: "adam",
-    "loss": "sparse_categorical_crossentropy",
+    "optimizer": lambda: "adam", "loss": "sparse_categorical_crossentropy",
     "metrics": lambda: ["accuracy"],
 }
 

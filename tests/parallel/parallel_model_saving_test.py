@@ -52,18 +52,20 @@ def inputs(model):
     return arrays[0] if len(arrays) == 1 else arrays
 
 
-def configuration(path):
+def content(path):
+    """(the model's configuration, the names and sizes of the files) in a .keras file."""
     with zipfile.ZipFile(path) as archive:
-        return json.loads(archive.read("config.json"))
-
-
-def names(path):
-    with zipfile.ZipFile(path) as archive:
-        return sorted((entry.filename, entry.file_size) for entry in archive.infolist())
+        files = sorted((entry.filename, entry.file_size) for entry in archive.infolist())
+        return json.loads(archive.read("config.json")), files
 
 
 def outputs(model, x):
     return [np.array(v) for v in tf.nest.flatten(model.predict(x, verbose=0))]
+
+
+def assert_close(ours, theirs, rtol=1e-5):
+    for a, b in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(a, b, rtol=rtol)
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -75,15 +77,13 @@ def test_the_file_is_that_of_the_plain_model(build, tmp_path):
     assert not isinstance(loaded, ParallelModel)
     assert type(loaded) is parallel.__class__
     assert int(loaded.optimizer.iterations) == 2
-    for a, b in zip(
-        [*loaded.weights, *loaded.optimizer.variables],
-        [*parallel.weights, *parallel.optimizer.variables], strict=True,
-    ):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    found, expected = (
+        [v.numpy() for v in [*m.weights, *m.optimizer.variables]] for m in (loaded, parallel)
+    )
+    assert_close(found, expected, rtol=0)
     model.compile(parallel.optimizer, "mse")
     model.save(tmp_path / "plain.keras")
-    assert configuration(tmp_path / "parallel.keras") == configuration(tmp_path / "plain.keras")
-    assert names(tmp_path / "parallel.keras") == names(tmp_path / "plain.keras")
+    assert content(tmp_path / "parallel.keras") == content(tmp_path / "plain.keras")
 
 
 LOAD = """
@@ -120,7 +120,8 @@ def test_saving_loading_and_wrapping_ten_times_changes_nothing(build, tmp_path):
         path = tmp_path / f"{i}.keras"
         model.save(path)
         layers = tuple(layer.name for layer in all_layers(model))
-        seen.add((layers, str(names(path)), json.dumps(configuration(path)["config"])))
+        configuration, files = content(path)
+        seen.add((layers, str(files), json.dumps(configuration["config"])))
         model = towers.make_parallel(keras.models.load_model(path), 2)
         model = towers.make_parallel(model, 1 + i % 3)
     assert len(seen) == 1
@@ -133,13 +134,11 @@ def test_weights_files_pass_between_the_parallel_and_the_plain_model(build, tmp_
     parallel.save_weights(tmp_path / "p.weights.h5")
     plain.load_weights(tmp_path / "p.weights.h5")
     x = inputs(parallel)
-    for a, b in zip(outputs(parallel, x), outputs(plain, x), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert_close(outputs(parallel, x), outputs(plain, x))
     plain.set_weights([w + 1 for w in plain.get_weights()])
     plain.save_weights(tmp_path / "q.weights.h5")
     parallel.load_weights(tmp_path / "q.weights.h5")
-    for a, b in zip(outputs(parallel, x), outputs(plain, x), strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert_close(outputs(parallel, x), outputs(plain, x))
 
 
 @pytest.mark.parametrize("build", BUILDS)
@@ -151,17 +150,12 @@ def test_names_summary_and_config_are_the_models(build):
     assert parallel.layers == model.layers
     assert parallel.count_params() == model.count_params()
     assert parallel.get_config() == model.get_config()
-    assert keras.saving.serialize_keras_object(parallel) == keras.saving.serialize_keras_object(
-        model
-    )
-    assert summary(parallel) == summary(model)
+    serialize, lines = keras.saving.serialize_keras_object, ([], [])
+    assert serialize(parallel) == serialize(model)
+    for each, own in zip((parallel, model), lines):
+        each.summary(print_fn=own.append)
+    assert lines[0] == lines[1]
     assert parallel.to_json() == model.to_json()
-
-
-def summary(model):
-    lines = []
-    model.summary(print_fn=lines.append)
-    return lines
 
 
 @pytest.mark.telling("functional")
@@ -179,8 +173,7 @@ def test_clone_model_copy_and_pickle_give_plain_models(build):
         copied = copy.deepcopy(parallel)
     for made in (pickle.loads(pickled), copied):
         assert type(made) is parallel.__class__
-        for a, b in zip(outputs(parallel, x), outputs(made, x), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-5)
+        assert_close(outputs(parallel, x), outputs(made, x))
 
 
 @pytest.mark.telling("functional")
@@ -190,9 +183,7 @@ def test_export_serves_the_model(build, tmp_path):
     parallel.export(tmp_path / "served", verbose=False)
     x = inputs(parallel)
     loaded = tf.saved_model.load(str(tmp_path / "served"))
-    served = tf.nest.flatten(loaded.serve(x))
-    for a, b in zip(outputs(parallel, x), served, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-5)
+    assert_close(outputs(parallel, x), tf.nest.flatten(loaded.serve(x)))
     parallel.evaluate(x, parallel.predict(x, verbose=0), verbose=0)
 
 
@@ -210,8 +201,7 @@ def test_a_tensorflow_checkpoint_restores_the_model(tmp_path):
     path = tf.train.Checkpoint(model=parallel).save(str(tmp_path / "checkpoint"))
     other = classifier()
     tf.train.Checkpoint(model=other).restore(path).expect_partial()
-    for a, b in zip(other.get_weights(), parallel.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    assert_close(other.get_weights(), parallel.get_weights(), rtol=0)
 
 
 def test_compile_arguments_of_the_file_are_those_of_the_parallel_model(tmp_path):

@@ -9,15 +9,11 @@ import pytest
 import towers
 from tests import forked
 from tests.parallel.pairs import (
-    CLASSIFIER,
-    TOLERANCE,
-    assert_same_fit,
-    build_pair,
-    classifier,
-    rows,
+    CLASSIFIER, TOLERANCE, assert_same_fit, build_pair, classifier, rows,
 )
 from tests.real_workers import ROOT
 from towers.parallel.parallel_model import ParallelModel
+from towers.step import state
 
 L = keras.layers
 pytestmark = pytest.mark.usefixtures("float64")
@@ -289,6 +285,13 @@ def test_run_eagerly_is_refused_with_a_warning():
         parallel.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
     assert not parallel.run_eagerly
     assert np.isfinite(parallel.fit(*rows(), verbose=0).history["loss"][0])
+
+
+def test_variables_on_a_gpu_are_hinted_at(monkeypatch):
+    monkeypatch.setattr(state, "variables_device", lambda model: "/gpu:0")
+    with pytest.warns(UserWarning, match="tf.device..*/cpu:0") as caught:
+        towers.make_parallel(classifier(), 1)
+    assert [each.filename for each in caught] == [__file__]
 
 
 def test_xla_compiles_the_towers_and_never_the_step_around_them(monkeypatch):

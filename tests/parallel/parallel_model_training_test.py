@@ -5,18 +5,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
 from tests.conformance.cases import ODD
 from tests.parallel.pairs import (
-    CLASSIFIER,
-    TOLERANCE,
-    assert_same_fit,
-    assert_same_logs,
-    assert_same_weights,
-    batches,
-    build_pair,
-    classifier,
-    fit_pair,
-    rows,
+    CLASSIFIER, TOLERANCE, assert_same_fit, assert_same_logs, assert_same_weights, batches,
+    build_pair, classifier, fit_pair, rows,
 )
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -124,8 +117,6 @@ def test_evaluate_and_predict_keep_the_order_of_the_examples():
 
 
 def test_predict_needs_no_compile():
-    import towers
-
     model = classifier()
     x, _ = rows()
     ours = towers.make_parallel(model, 2).predict(x, verbose=0)
@@ -158,8 +149,7 @@ def test_fit_of_odd_models(name):
 
 def test_a_loss_without_a_reduction_gives_the_gradient_of_the_sum_of_its_values():
     loss = keras.losses.SparseCategoricalCrossentropy(reduction=None)
-    pair = build_pair(classifier, **{**CLASSIFIER, "loss": loss})
-    assert_same_fit(pair, rows, batch_size=7)
+    assert_same_fit(build_pair(classifier, **{**CLASSIFIER, "loss": loss}), rows, batch_size=7)
 
 
 class OutputsWithoutRows(keras.Model):
@@ -225,12 +215,9 @@ def test_metrics_of_several_outputs_have_keras_names_and_values():
 
 
 def test_a_step_is_traced_once_for_all_batch_sizes(monkeypatch):
-    from towers.step import TowerStep
-
-    traced = []
-    compute = TowerStep.compute
+    traced, compute = [], towers.TowerStep.compute
     monkeypatch.setattr(
-        TowerStep, "compute", lambda *args: traced.append(1) or compute(*args)
+        towers.TowerStep, "compute", lambda *args: traced.append(1) or compute(*args)
     )
     pair = build_pair(classifier, **CLASSIFIER)
     assert not traced
@@ -238,12 +225,12 @@ def test_a_step_is_traced_once_for_all_batch_sizes(monkeypatch):
     assert len(traced) == 1
 
 
-def freeze(model):
-    model.layers[0].trainable = False
+def freeze(model, is_trainable=False):
+    model.layers[0].trainable = is_trainable
 
 
 def thaw(model):
-    model.layers[0].trainable = True
+    freeze(model, True)
 
 
 def predict(model):
@@ -281,11 +268,6 @@ def test_layers_are_frozen_and_thawed_between_calls_as_in_keras(calls):
     assert_same_weights(pair)
 
 
-def one_hot(count=31):
-    x, y = rows(count)
-    return x, np.eye(3)[y]
-
-
 def test_words_are_looked_up_inside_of_a_model_whose_loss_is_of_all_rows():
     def build():
         return keras.Sequential([
@@ -294,9 +276,9 @@ def test_words_are_looked_up_inside_of_a_model_whose_loss_is_of_all_rows():
             keras.layers.Dense(3, activation="softmax"),
         ])
 
-    def words(count=31):
-        return tf.constant(np.array(list("abcdx"))[np.arange(2 * count) % 5].reshape(count, 2)), (
-            one_hot(count)[1])
+    def words():
+        letters = np.array(list("abcdx"))[np.arange(62) % 5]
+        return tf.constant(letters.reshape(31, 2)), np.eye(3)[rows()[1]]
 
     pair = build_pair(build, optimizer=lambda: "sgd", loss=keras.losses.Dice())
     assert_same_fit(pair, words, batch_size=7, epochs=2, shuffle=False)

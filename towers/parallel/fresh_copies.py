@@ -6,6 +6,7 @@
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partialmethod
 from typing import Any
 
 import keras
@@ -68,7 +69,7 @@ class _FreshCopies(keras.callbacks.Callback):
         self._towers, self._others = towers, others
         self._are_trusted: bool | None = None
 
-    def _trust(self, is_trusted: bool) -> None:
+    def _trust(self, is_trusted: bool, *_: Any, logs: Any = None) -> None:
         if self._towers.step is None:
             return
         strategy = self._towers.step.strategy
@@ -76,11 +77,5 @@ class _FreshCopies(keras.callbacks.Callback):
             self._are_trusted = are_trusted(self._others, strategy)
         strategy.trust(is_trusted and self._are_trusted)
 
-    def _begin_or_end(self, *moment: Any, logs: Any = None) -> None:
-        self._trust(False)
-
-    def _end_batch(self, batch: int, logs: Any = None) -> None:
-        self._trust(True)
-
-    on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _begin_or_end
-    on_train_batch_end = on_test_batch_end = _end_batch
+    on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = partialmethod(_trust, False)
+    on_train_batch_end = on_test_batch_end = partialmethod(_trust, True)

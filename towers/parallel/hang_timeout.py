@@ -16,9 +16,8 @@ class HangTimeout(FitOption):
     parallel.fit(x, y, callbacks=[towers.HangTimeout(600), towers.Resume("backup")])
     ```
 
-    A parallel model's `fit` finds this callback and watches the time. The process then prints its
-    phase and the stacks of its threads to stderr, and ends with exit code 4. Several workers watch
-    each other and need no such callback.
+    The process prints its phase and the stacks of its threads to stderr, and ends with exit code 4.
+    Several workers watch each other and need no such callback.
     """
 
     def __init__(self, seconds: float | str = "auto") -> None:

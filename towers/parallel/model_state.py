@@ -25,20 +25,16 @@ _ABSENT = object()  # marks a missing attribute; None may be a value
 class Towers:
     """Holds the state of a ParallelModel, hidden from Keras' attribute tracking.
 
-    plain: the model that was given to `make_parallel`; both models share layers and variables.
-    unbuilt: the attributes of `plain` before it was built, by name.
-    parameter_device: the device to build layers on.
     devices ... stages: the arguments of `TowerStep`.
-    wants_eager: whether the model was compiled with run_eagerly=True.
     jit_compile: "auto", or COMPILED for the argument of the model's `compile`.
     step: runs Keras' default steps; made on the first batch after each `compile`.
     custom_steps: the runner of each custom or gathering step, by "train", "test" or "predict".
     newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
     """
 
-    plain: keras.Model
-    unbuilt: Mapping[str, Any]
-    parameter_device: str
+    plain: keras.Model  # was given to `make_parallel`; both models share layers and variables
+    unbuilt: Mapping[str, Any]  # the attributes of `plain` before it was built, by name
+    parameter_device: str  # to build layers on
     devices: list[str]
     num_towers: int
     batch_norm: str | None = None
@@ -46,7 +42,6 @@ class Towers:
     gpus_per_tower: int = 1
     stages: Sequence[str] | None = None
     workers: Workers = field(default_factory=lambda: Workers(join_workers()))
-    wants_eager: bool = False
     jit_compile: str = COMPILED
     step: TowerStep | None = None
     custom_steps: dict[str, CustomStep] = field(default_factory=dict)
@@ -69,8 +64,6 @@ def parameter_device_of(model: keras.Model) -> str:
 
 def forget_functions(model: keras.Model) -> None:
     """Drops the functions and steps of an earlier `compile`, and turns run_eagerly off."""
-    towers = towers_of(model)
-    towers.wants_eager = bool(model.run_eagerly)
     if model.run_eagerly:
         warnings.warn(
             f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "
@@ -79,19 +72,19 @@ def forget_functions(model: keras.Model) -> None:
         )
     model.run_eagerly = False
     model.train_function = model.test_function = model.predict_function = None
-    towers.step, towers.custom_steps = None, {}
+    towers_of(model).step, towers_of(model).custom_steps = None, {}
 
 
 def build(model: keras.Model, x: Any, *loss_arguments: Any) -> None:
     """Builds the layers that are not built yet, for specs of the inputs.
 
     With specs of y and sample_weight, it also builds layers that only `compute_loss` calls, such as
-    the teacher in distillation. The plain model is traced, as Keras' `fit` does, because Keras'
-    symbolic tensors do not pass through a layer without shape inference.
+    the teacher in distillation.
     """
     towers = towers_of(model)
     with tf.init_scope(), tf.device(towers.parameter_device):
         if not _is_built(towers.plain):  # `build` of a subclassed model may leave layers unbuilt
+            # Keras' symbolic tensors would not pass through a layer without shape inference.
             tf.function(towers.plain, autograph=False).get_concrete_function(x)
         if not model.built:
             take_over(model)
@@ -147,13 +140,10 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
     return towers.step
 
 
-def custom_step_of(model: keras.Model, name: str, is_needed: bool = False) -> CustomStep | None:
-    """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step.
-
-    `is_needed`: the step is found to gather, so it needs a runner.
-    """
+def custom_step_of(model: keras.Model, name: str, gathers: bool = False) -> CustomStep | None:
+    """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step."""
     towers = towers_of(model)
-    if name not in towers.custom_steps and (is_needed or overrides(model, f"{name}_step")):
+    if name not in towers.custom_steps and (gathers or overrides(model, f"{name}_step")):
         if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
             raise ValueError(
                 f"model {model.name!r} needs the rows of all towers: it has a custom {name}_step, "

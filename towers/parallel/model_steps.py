@@ -21,16 +21,13 @@ from towers.machine import hang, loss_internals
 from towers.parallel.model_state import (
     build, custom_step_of, parameter_device_of, step_of, towers_of,
 )
-from towers.parallel.requirements import explained
 from towers.step import TowerStep
 from towers.step.checks import check_arrays, readable
 from towers.step.errors import first_error, run_in_turn
 from towers.step.gathering import NeedsOtherTowers
 from towers.step.metrics import track_losses, tracks_outputs, update_metrics
 from towers.step.prefetch import prefetched
-from towers.step.structures import (
-    any_rows, batch_specs, components, map_tensors, one_row, packed,
-)
+from towers.step.structures import any_rows, batch_specs, components, map_tensors, one_row, packed
 from towers.workers.watch import watched
 from towers.workers.workers import join_workers
 
@@ -46,29 +43,24 @@ class PlacedBatches:
         self._batches: Iterator[Any] = iter(())
 
     def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
-        """Trains on the next batch and returns the logs; StopIteration means there is none."""
+        """Trains on the next batch and returns the logs."""
         if iterator is not self._iterator:
             self._iterator = iterator
             self._batches = prefetched(self._step, map(_present, iterator), to_devices=True)
         batch = next(self._batches)
         values = batch.x, batch.y, getattr(batch, "sample_weight", None)
         specs = [map_tensors(any_rows, each) for each in (values, batch.placed)]
-        if str(specs) not in self._functions:
-            self._functions[str(specs)] = self._function(*specs)
-        with watched(self._step.cluster, "a train step"), readable(), first_error(
-            lambda: run_in_turn(self._step, "train", *values)
-        ):
-            return self._functions[str(specs)](*components([values, batch.placed]))
-
-    def _function(self, *specs: Any) -> Callable[..., dict[str, tf.Tensor]]:
-        """Returns `update` as a `tf.function` for these specs. Its trace may create metrics."""
 
         def train(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
             given = iter(tensors)
             values, placed = (packed(each, given) for each in specs)
             return self._update(*values, placed)
 
-        return tf.function(train, autograph=False, input_signature=components(list(specs)))
+        if str(specs) not in self._functions:  # whose trace may create metrics
+            self._functions[str(specs)] = tf.function(train, components(specs), autograph=False)
+        in_turn = functools.partial(run_in_turn, self._step, "train", *values)
+        with watched(self._step.cluster, "a train step"), readable(), first_error(in_turn):
+            return self._functions[str(specs)](*components([values, batch.placed]))
 
     def close(self) -> None:
         """Drops the iterator. A batch that was read ahead is lost."""
@@ -96,14 +88,12 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
         return
 
     def call(data: Any) -> Any:
-        with watched(join_workers(), f"a {name} step"), readable(), first_error(
-            functools.partial(_run_in_turn, model, name)
-        ):
+        in_turn = functools.partial(_run_in_turn, model, name)
+        with watched(join_workers(), f"a {name} step"), readable(), first_error(in_turn):
             return function(data)
 
     def first_call(data: Any) -> Any:
-        preparing = hang.within(f"the first {name} step's making", is_patient=True)
-        with preparing, explained(model.name, towers.wants_eager):
+        with hang.within(f"the first {name} step's making", is_patient=True):
             data = _make_variables(model, name, data)
             made: Callable = call
             if (
@@ -176,11 +166,7 @@ def _update(
 
 
 def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
-    """Creates all variables before Keras traces its function, which is then traced only once.
-
-    Args: data: the argument of Keras' function, an iterator over batches or a list of batches.
-    Returns: an iterator or a list with all batches of `data`.
-    """
+    """Creates all variables, so that Keras traces its function once; returns the same batches."""
     if isinstance(data, tf.data.Iterator):
         batch = data.element_spec
     elif isinstance(data, list):
@@ -193,9 +179,18 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
     own = custom_step_of(model, name)
     if own is None:
         try:
-            _trace_ahead(model, name, *_parts(name, batch))
+            x, y, sample_weight = _parts(name, batch)
+            if name != "predict":
+                build(model, x, y, sample_weight)
+            step = step_of(model, name, x)
+            step.check_agreement()
+            y_pred = step.trace_tower(name, x, y, sample_weight)
+            metrics = loss_internals.compiled_metrics(model)
+            if name != "predict" and metrics is not None and not metrics.built:
+                with tf.device(step.parameter_device):
+                    metrics.build(y, y_pred)
         except NeedsOtherTowers:  # run Keras' step like a custom step
-            own = custom_step_of(model, name, is_needed=True)
+            own = custom_step_of(model, name, gathers=True)
     if own is not None:
         own.prepare(batch)
     towers_of(model).newest[name].prepare(*(_parts(name, batch) if own is None else [batch]))
@@ -214,10 +209,7 @@ def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
 
 
 def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
-    """Returns the step that trains, after creating the running means of several outputs' losses.
-
-    Keras would create the means when it first computes the losses. Existing means are kept.
-    """
+    """Returns the step that trains, after creating the running means of several outputs' losses."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
     step = step_of(model, "train", x)
     y_pred = step.trace_tower("train", x, y, sample_weight)
@@ -227,16 +219,3 @@ def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
             loss_internals.track_output_losses(model, y, y_pred, None)
         model.reset_metrics()
     return step
-
-
-def _trace_ahead(model: keras.Model, name: str, x: Any, y: Any, sample_weight: Any) -> None:
-    """Traces one tower, and builds Keras' metrics for its outputs."""
-    if name != "predict":
-        build(model, x, y, sample_weight)
-    step = step_of(model, name, x)
-    step.check_agreement()
-    y_pred = step.trace_tower(name, x, y, sample_weight)
-    metrics = None if name == "predict" else loss_internals.compiled_metrics(model)
-    if metrics is not None and not metrics.built:
-        with tf.device(step.parameter_device):
-            metrics.build(y, y_pred)

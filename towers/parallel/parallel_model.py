@@ -19,7 +19,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.choices import BATCH_NORM
-from towers.machine.devices import policy_of
+from towers.machine.devices import HOST, is_gpu, policy_of
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
 from towers.machine.words import plural
@@ -29,7 +29,6 @@ from towers.parallel.model_state import (
     STATE, Towers, forget_functions, parameter_device_of, take_over, towers_of,
 )
 from towers.parallel.model_steps import PlacedBatches, make_function, prepare_training, run_step
-from towers.parallel.requirements import check_model, hint_gpu_variables
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
@@ -86,7 +85,7 @@ def make_parallel(
     Raises:
         ValueError: towers cannot compute the model, or an argument is wrong.
     """
-    check_model(model)
+    _check_model(model)
     checks.check_choice("batch_norm", batch_norm or "average", BATCH_NORM)
     checks.check_strategy(strategy)
     count = None if num_towers is None else as_integer(num_towers)
@@ -108,21 +107,65 @@ def make_parallel(
     )
 
 
+def _check_model(model: Any) -> None:
+    """Raises ValueError if `model` is not a keras.Model, or if towers cannot run its steps."""
+    if not isinstance(model, keras.Model):
+        raise ValueError(f"model ({model!r}) must be a keras.Model.")
+    for name in ("train_step", "test_step", "predict_step"):
+        if name in vars(model):
+            raise ValueError(
+                f"model {model.name!r} has a {name} that was set on the instance: define it in a "
+                f"class: class Own({model.__class__.__name__}): def {name}(self, data): ..."
+            )
+    with tf.Graph().as_default():  # a new graph has the default strategy
+        is_distributed = model.distribute_strategy is not tf.distribute.get_strategy()
+    if is_distributed:
+        raise ValueError(
+            f"model {model.name!r} was made in the scope of a tf.distribute strategy, which "
+            "divides batches itself. Make the model outside of it."
+        )
+    if model.built:
+        checks.check_model(model)
+
+
 def parallel_on(
     model: keras.Model, devices: list[str], num_towers: int, **options: Any
 ) -> keras.Model:
     """Returns the parallel model for these devices; `options` are further fields of `Towers`."""
-    plain = towers_of(model).plain if isinstance(model, ParallelModel) else model
+    is_parallel = isinstance(model, ParallelModel)
+    given, plain = towers_of(model).plain if is_parallel else model, model.__class__
     is_mirrored = options.get("strategy") == "mirrored" and not policy_of(devices).shares_memory
-    parameter_device = devices[0] if is_mirrored else "/cpu:0"
-    unbuilt = {} if model.built else dict(vars(plain))
-    parallel = _share(
-        model, Towers(plain, unbuilt, parameter_device, devices, num_towers, **options)
+    towers = Towers(
+        given, {} if model.built else dict(vars(given)), devices[0] if is_mirrored else HOST,
+        devices, num_towers, **options,
     )
-    if not is_mirrored:
-        hint_gpu_variables(parameter_device_of(parallel))
-    if isinstance(model, ParallelModel):
-        towers_of(parallel).jit_compile = towers_of(model).jit_compile
+
+    def fill(namespace: dict[str, Any]) -> None:
+        namespace["__module__"] = plain.__module__
+        # Keras writes `model.__class__` into files and uses it to clone: both become plain models.
+        namespace["__class__"] = property(lambda self: plain)
+
+    made = types.new_class(plain.__name__, (ParallelModel, plain), exec_body=fill)
+    parallel: ParallelModel = object.__new__(made)
+    # setattr would make Keras track the content of `towers` as parts of the model.
+    parallel.__dict__.update({**vars(model), STATE: towers})
+    if not model.built:
+
+        @functools.wraps(given.build)
+        def build(*args: Any, **kwargs: Any) -> None:
+            given.build(*args, **kwargs)
+            take_over(parallel)
+
+        parallel.__dict__["build"] = build
+    device = parameter_device_of(parallel)
+    if not is_mirrored and is_gpu(device):
+        warnings.warn(
+            f"the model's variables are on {device} and stay there: that device also averages and "
+            "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
+            stacklevel=3,
+        )
+    if is_parallel:
+        towers.jit_compile = towers_of(model).jit_compile
     forget_functions(parallel)
     return parallel
 
@@ -130,9 +173,8 @@ def parallel_on(
 class ParallelModel(keras.Model):
     """A model whose steps run on towers. `make_parallel` makes it, never its constructor.
 
-    The class of an instance derives from this class and from the class of the plain model, and both
-    models have the same attributes. This class replaces only Keras' methods. Everything else is in
-    functions, whose names cannot clash with a user's attributes.
+    Its instances also derive from the plain model's class and have its attributes. This class
+    replaces only Keras' methods, so that no name clashes with a user's attributes.
     """
 
     run_eagerly: bool
@@ -224,28 +266,3 @@ class ParallelModel(keras.Model):
         plain = object.__new__(self.__class__)
         plain.__dict__.update(vars(self))
         return plain.__reduce__()
-
-
-def _share(model: keras.Model, towers: Towers) -> ParallelModel:
-    """Returns a ParallelModel with all attributes of `model`, such as layers and trackers."""
-    plain = model.__class__  # the plain class, even of a parallel model (see `fill`)
-
-    def fill(namespace: dict[str, Any]) -> None:
-        namespace["__module__"] = plain.__module__
-        # Keras writes `model.__class__` into files and uses it to clone: both become plain models.
-        namespace["__class__"] = property(lambda self: plain)
-
-    made = types.new_class(plain.__name__, (ParallelModel, plain), exec_body=fill)
-    parallel: ParallelModel = object.__new__(made)
-    parallel.__dict__.update(vars(model))
-    # setattr would make Keras track the content of `towers` as parts of the model.
-    parallel.__dict__[STATE] = towers
-    if not model.built:
-
-        @functools.wraps(towers.plain.build)
-        def build_it(*args: Any, **kwargs: Any) -> None:
-            towers.plain.build(*args, **kwargs)
-            take_over(parallel)
-
-        parallel.__dict__["build"] = build_it
-    return parallel
