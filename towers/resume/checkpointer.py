@@ -192,7 +192,7 @@ class Checkpointer:
             self._fault = f"{path} is not written: its state is not JSON ({error})"
         else:
             self._thread = threading.Thread(
-                target=self._write, args=(path, checkpoint, train_state.best.step), daemon=True
+                target=self._write, args=(path, checkpoint, train_state.best_step), daemon=True
             )
             self._thread.start()
         if self._mirror is not None and self._mirror.is_taken and not is_last:

@@ -37,8 +37,7 @@ def find_monitor(
     Args:
         column: a column, or None for the first of val_accuracy, val_loss and loss that exists.
         mode: "min", "max", or "auto" for the direction that Keras gives the metric.
-        directions: for the loss and each metric, "up" if a higher value is better, "down" if a
-            lower value is better, or None if Keras does not know.
+        directions: "up", "down" or None (unknown) for the loss and each metric.
         columns: the loss and the metrics of results.csv, and their val_ columns.
 
     Raises:
@@ -59,52 +58,20 @@ def find_monitor(
     return Monitor(column, direction == "up")
 
 
-class Best(NamedTuple):
-    """Describes the best epoch so far.
-
-    score: its monitored value, negated if lower is better; None before the first finite epoch.
-    step: the number of updates when it ended, or None.
-    epochs_since: the number of complete epochs after it.
-    """
-
-    score: float | None = None
-    step: int | None = None
-    epochs_since: int = 0
-
-    def after_epoch(self, logs: Mapping[str, float], monitor: Monitor, step: int) -> "Best":
-        """Returns the best epoch after one more epoch. Among equal epochs, the first is best.
-
-        An epoch is never the best if its monitored value or its loss is not finite. With
-        validation, the loss is val_loss.
-
-        Args:
-            logs: the means of the epoch by column, including validation.
-            monitor: the value that is compared.
-            step: the number of updates so far.
-        """
-        value = monitor.score(logs[monitor.column])
-        loss = logs["val_loss" if "val_loss" in logs else "loss"]
-        is_finite = math.isfinite(loss + value)
-        if is_finite and (self.score is None or value > self.score):
-            return Best(value, step)
-        return self._replace(epochs_since=self.epochs_since + 1)
-
-    def is_too_old(self, patience: int | None) -> bool:
-        """Returns whether `patience` epochs have passed without a better one. None means never."""
-        return patience is not None and self.epochs_since >= patience
-
-
 @dataclasses.dataclass
 class TrainState:
-    """Holds the point that a run has reached.
+    """Holds the point that a run has reached. Checkpoints hold all fields except `in_step`.
 
     step: updates in all epochs. epoch: complete epochs. epoch_step: updates in this epoch.
     logs: the running means of this epoch, {"loss": ...}.
     history: the values of the complete epochs, {"loss": [one per epoch], ...}.
     results: the rows of results.csv, as numbers.
-    best: the best epoch so far. best_saved: the step whose weights best.keras holds, or None.
+    best: the monitored value of the best epoch, negated if lower is better; None before the first
+        finite epoch. best_step: the number of updates when it ended, or None.
+    best_saved: the step whose weights best.keras holds, or None.
+    epochs_since_best: the number of complete epochs after the best one.
     stopped: whether a callback has ended the run.
-    in_step: whether an update is under way, so that variables may be inconsistent. Never saved.
+    in_step: whether an update is under way, so that variables may be inconsistent.
     """
 
     step: int = 0
@@ -113,40 +80,28 @@ class TrainState:
     logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
     results: list[list[float]] = dataclasses.field(default_factory=list)
-    best: Best = Best()
+    best: float | None = None
+    best_step: int | None = None
     best_saved: int | None = None
+    epochs_since_best: int = 0
     stopped: bool = False
     in_step: bool = False
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainState":
-        """Makes a TrainState from a result of `to_json`.
-
-        Raises:
-            TypeError: `values` has an unknown field.
-        """
-        best = Best(
-            values.get("best"), values.get("best_step"), values.get("epochs_since_best", 0)
-        )
-        of_best = ("best", "best_step", "epochs_since_best")
-        others = {k: v for k, v in values.items() if k not in of_best}
-        return cls(**{"best_saved": best.step, **others}, best=best)
+        """Makes a TrainState from a result of `to_json`. An unknown field raises TypeError."""
+        return cls(**{"best_saved": values.get("best_step"), **values})
 
     def to_json(self) -> dict[str, Any]:
         """Returns a copy as plain values. Later steps do not change it."""
-        return {
-            "step": self.step,
-            "epoch": self.epoch,
-            "epoch_step": self.epoch_step,
+        values = {
+            **vars(self),
             "logs": {name: float(value) for name, value in self.logs.items()},
             "history": {name: list(map(plain, v)) for name, v in self.history.items()},
             "results": list(self.results),
-            "best": self.best.score,
-            "best_step": self.best.step,
-            "best_saved": self.best_saved,
-            "epochs_since_best": self.best.epochs_since,
-            "stopped": self.stopped,
         }
+        del values["in_step"]
+        return values
 
     def add_step(self, logs: dict[str, Any]) -> None:
         """Counts one more update, and keeps its logs."""
@@ -158,16 +113,22 @@ class TrainState:
     def end_epoch(self, result: Result, logs: Mapping[str, float], monitor: Monitor) -> None:
         """Counts the epoch under way as complete, after its validation.
 
+        The first of equal epochs is the best. An epoch is never the best if its monitored value
+        is not finite, or its loss, which is val_loss with validation.
+
         Args:
             result: the epoch's row of results.csv.
             logs: the means of the epoch by column, including validation.
             monitor: the value that compares epochs.
         """
-        self.best = self.best.after_epoch(logs, monitor, self.step)
+        value = monitor.score(logs[monitor.column])
+        loss = logs["val_loss" if "val_loss" in logs else "loss"]
+        if math.isfinite(loss + value) and (self.best is None or value > self.best):
+            self.best, self.best_step, self.epochs_since_best = value, self.step, 0
+        else:
+            self.epochs_since_best += 1
         self.results.append(result.row)
-        self.epoch += 1
-        self.epoch_step = 0
-        self.logs = {}
+        self.epoch, self.epoch_step, self.logs = self.epoch + 1, 0, {}
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)
 
@@ -184,15 +145,11 @@ class TrainState:
     @property
     def is_best(self) -> bool:
         """Returns whether the epoch that has just ended is the best so far."""
-        return self.best.step == self.step
+        return self.best_step == self.step
 
     def is_stopped(self, patience: int | None) -> bool:
-        """Returns whether the run is over before its last step.
-
-        Either a callback has ended the run, or `patience` epochs were not better than the best. A
-        resumed run may have a larger `patience`.
-        """
-        return self.stopped or self.best.is_too_old(patience)
+        """Returns whether a callback, or `patience` epochs without a better one, ended the run."""
+        return self.stopped or patience is not None and self.epochs_since_best >= patience
 
 
 def plain(value: Any) -> Any:

@@ -10,7 +10,7 @@ from towers.app.config import TrainConfig
 from towers.app.reporting import progress
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
-from towers.resume.train_state import Best, TrainState
+from towers.resume.train_state import TrainState
 
 LOGS = classifier_result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3).values
 
@@ -21,7 +21,7 @@ class Case:
     def __init__(self, is_sequential=False):
         self.optimizer = SimpleNamespace(iterations=6, dynamic_scale=16384.0)
         self.state = TrainState(step=6, epoch=1, epoch_step=2,
-                                logs={"loss": 0.5, "accuracy": 0.75}, best=Best(0.875, 4))
+                                logs={"loss": 0.5, "accuracy": 0.75}, best_step=4)
         self._stream = io.StringIO()
         self.out = Report(self._stream)
         source = SimpleNamespace(is_sequential=is_sequential)
@@ -71,7 +71,7 @@ def test_the_bar_has_all_of_it_and_fits_80_columns_but_for_the_speed(monkeypatch
 ])
 def test_an_epoch_has_two_lines(logs, best_step, second):
     case = Case()
-    case.state.best, case.run.columns = Best(0.875, best_step), list(logs)
+    case.state.best_step, case.run.columns = best_step, list(logs)
     case.lines.on_epoch_end(1, logs)
     first = "Epoch  2/12  loss 0.5000  accuracy 0.750 | 3,912 examples/s | 0:41 left"
     assert case.said == [first, *second]

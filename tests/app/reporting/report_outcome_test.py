@@ -14,7 +14,7 @@ from towers.app.reporting import report
 from towers.app.reporting.report import Report
 from towers.resume.checkpointer import Found
 from towers.resume.checkpoints import Checkpoint
-from towers.resume.train_state import Best, Monitor, TrainState
+from towers.resume.train_state import Monitor, TrainState
 
 WEIGHTS = f"; weights {hashlib.sha256().hexdigest()[:8]}"
 
@@ -63,7 +63,7 @@ def test_the_words_that_continue_a_run_are_those_that_began_it(monkeypatch):
 @pytest.mark.parametrize(("patience", "early"), [(None, ""), (1, ", stopped early")])
 def test_a_complete_run_says_whether_it_was_stopped_early(patience, early):
     history = {"val_accuracy": [0.75, 0.5]}
-    train_state = TrainState(step=8, epoch=2, history=history, best=Best(0.75, 4, 1))
+    train_state = TrainState(step=8, epoch=2, history=history, best_step=4, epochs_since_best=1)
     assert lines_of(report.describe_complete, run_of(8, early_stopping=patience), train_state) == [
         f"Already complete: 2 epochs{early}, best val_accuracy 0.7500 (epoch 1)"
     ]
@@ -79,7 +79,7 @@ def test_a_complete_run_says_whether_it_was_stopped_early(patience, early):
      "Trained: 375 epochs"),
 ])
 def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, models, done):
-    train_state = TrainState(step=step, best=Best(0.75, 4, 1), best_saved=saved)
+    train_state = TrainState(step=step, best_step=4, epochs_since_best=1, best_saved=saved)
     assert lines_of(
         report.describe_end, run_of(100 + step), train_state, 61.0, has_final=has_final
     ) == [f"Models    {models}", f"{done} in 1:01, best val_accuracy 0.7500 (epoch 1){WEIGHTS}"]

@@ -11,7 +11,7 @@ from tests.app.run_test import config, small_data
 from tests.results import COLUMNS, classifier_result
 from towers.app.config import TrainConfig
 from towers.app.reporting.run_files import RunFiles, save_model, unreadable
-from towers.resume.train_state import Best, TrainState
+from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 
 
@@ -33,7 +33,7 @@ def test_only_the_best_epochs_replace_the_file(model, tmp_path):
     train_state = TrainState()
     best = files_of(model, tmp_path, train_state)
     for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
-        train_state.step, train_state.best = step, Best(0.5, best_step)
+        train_state.step, train_state.best_step = step, best_step
         model.weights[1].assign([float(step)])
         best.on_epoch_end(0)
         assert bias(tmp_path / "best.keras") == train_state.best_saved == best_step

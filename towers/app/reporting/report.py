@@ -260,7 +260,7 @@ def describe_end(
     Args: seconds: the training time of this process. has_final: whether final.keras is written.
     """
     column, saved = run.monitor.column, train_state.best_saved
-    is_best = saved == train_state.best.step  # False: a better epoch's file could not be written
+    is_best = saved == train_state.best_step  # False: a better epoch's file could not be written
     done = amount(train_state.step, run.steps_an_epoch)
     files = f"{FINAL} holds the weights after {done}" if has_final else f"{FINAL} is not written"
     if saved is not None:

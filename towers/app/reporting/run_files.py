@@ -112,7 +112,7 @@ class RunFiles(keras.callbacks.Callback):
         """
         save_model(self._run.step.model, self._directory / run_dir.FINAL)
         self.has_final = True
-        if self._train_state.best_saved != self._train_state.best.step:
+        if self._train_state.best_saved != self._train_state.best_step:
             best = self._directory / run_dir.BEST
             raise LostDirectoryError(f"{best} does not hold the weights of the best epoch.")
 
@@ -138,15 +138,15 @@ class RunFiles(keras.callbacks.Callback):
     def _save_best(self) -> None:
         try:
             save_model(self._run.step.model, self._directory / run_dir.BEST)
-            self._train_state.best_saved = self._train_state.best.step
+            self._train_state.best_saved = self._train_state.best_step
         except (NonFiniteError, LostDirectoryError) as error:
             self._warn(str(error))
 
     def _save_missing_best(self) -> None:
         """Writes best.keras from the best epoch's checkpoint if that epoch could not write it."""
         state, folder = self._train_state, self._directory / run_dir.CHECKPOINTS
-        paths = [p for p in checkpoints.find(folder) if state.best.step == step_of(p)]
-        if state.best_saved == state.best.step or not paths:
+        paths = [p for p in checkpoints.find(folder) if state.best_step == step_of(p)]
+        if state.best_saved == state.best_step or not paths:
             return
         groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
         before = copy_arrays(groups)
