@@ -165,7 +165,7 @@ def test_an_edited_configuration_is_refused():
     interrupted()
     path = RUN / run_dir.CONFIG
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 5'))
-    refused(r"belongs to another run than config.json beside it: seed \(0 then, 5 now\)")
+    refused(r"belongs to another run: seed \(0 then, 5 now\). Restore config.json")
 
 
 def test_lost_checkpoints_are_no_reason_to_start_again():

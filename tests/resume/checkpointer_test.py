@@ -58,7 +58,7 @@ def test_what_is_saved_comes_back(directory):
     assert variable.numpy().tolist() == [1, 2] and counts.count == 0
     saver.restore_callbacks()
     assert counts.count == 7
-    saver.forget()
+    saver.found = None
     variable.assign([3.0, 3.0])
     saver.restore()
     assert variable.numpy().tolist() == [3, 3]
@@ -68,9 +68,11 @@ def test_another_identity_is_refused_with_what_differs(directory):
     saver = checkpointer(directory)
     saver.save_first(TrainState())
     saver.read()
-    saver.check_identity(STATE["fit"], {"batch_size": 4}, "fit")
+    saver.check_same(STATE["fit"], {"batch_size": 4}, {}, "fit", "Or not.")
     with pytest.raises(ValueError) as caught:
-        saver.check_identity(STATE["fit"], {"batch_size": 5, "shuffle": True}, "fit", " Or not.")
+        saver.check_same(
+            STATE["fit"], {"batch_size": 5, "shuffle": True}, {"rate": 0.1}, "fit", "Or not."
+        )
     assert str(caught.value).endswith(
         "epoch-0-step-0 belongs to another fit: batch_size (4 then, 5 now), shuffle (None then, "
         "True now). Or not."
@@ -156,7 +158,6 @@ def test_another_worker_has_what_the_chief_has_read_bit_for_bit_and_leaves_no_fi
     other.restore()
     assert [v.numpy().tobytes() for v in variables] == [v.tobytes() for v in VALUES.values()]
     other.save(TrainState(step=4))
-    other.finish(TrainState(step=4))
     assert other.wait() and other.newest_step() is None and not (directory / "own").exists()
 
 

@@ -123,14 +123,14 @@ def test_a_damaged_checkpoint_is_written_anew_and_a_good_one_left_alone(tmp_path
 
 def test_the_newest_three_and_the_best_are_kept(tmp_path):
     for step in range(1, 8):
-        checkpoints.prune(tmp_path, save(tmp_path, step), best_step=2)
+        checkpoints.prune(save(tmp_path, step), best_step=2)
     assert [checkpoints.step_of(p) for p in checkpoints.find(tmp_path)] == [7, 6, 5, 2]
 
 
 def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
     for step in (5, 6, 7):
         flip(save(tmp_path, step) / ARRAYS)
-    checkpoints.prune(tmp_path, save(tmp_path, 4), best_step=None)
+    checkpoints.prune(save(tmp_path, 4), best_step=None)
     assert checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-4"
 
 
@@ -204,8 +204,7 @@ class Faults:
     def __init__(self, monkeypatch, n, fail):
         self.left, self.fail = n, fail
         for owner, name in (
-            (os, "fsync"), (os, "rename"), (checkpoints, "_write_arrays"),
-            (checkpoints, "_manifest"),
+            (os, "fsync"), (os, "replace"), (checkpoints, "_write_arrays"), (Path, "write_bytes"),
         ):
             monkeypatch.setattr(owner, name, self._failing(name, getattr(owner, name)))
 
@@ -261,7 +260,7 @@ def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoi
         path, contents, wrong = checkpoints.read_newest(tmp_path / str(n))
         assert same(contents, make()) and wrong == []
         newest.append(checkpoints.step_of(path))
-        checkpoints.prune(path.parent, save(path.parent, 3), best_step=None)
+        checkpoints.prune(save(path.parent, 3), best_step=None)
         assert list(path.parent.glob(".*")) == []
     assert newest == [1, 1, 1, 1, 1, 1, 2, 2]
 

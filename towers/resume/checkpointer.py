@@ -11,7 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,9 @@ Variables = Mapping[str, Sequence[keras.Variable]]  # keyed by group, such as "m
 class Checkpointer:
     """Reads and writes the checkpoints of a directory.
 
-    directory: contains checkpoints/. found: the checkpoint from `read`; None after `forget`.
+    directory: contains checkpoints/.
+    found: the checkpoint from `read`. Set it to None when it is restored: it is as large as the
+        model.
     finished_step: the last step of a run that had ended when it was read; None if the run had not
         ended or has no final model.
     """
@@ -49,12 +51,11 @@ class Checkpointer:
     ) -> None:
         """
         Args:
-            directory: the directory that contains checkpoints/.
             workers: the processes that train together; all have the same state.
             warn: called with one line if something cannot be written.
             every: the number of updates between checkpoints. None saves about every 10 minutes.
             argument: the user's name for the directory, for errors.
-            mirror: uploads the directory if it is the local copy of a remote one; else None.
+            mirror: uploads the directory if it is the local copy of a remote one.
         """
         self.directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
         self._workers, self._is_chief = workers, workers.cluster.is_chief
@@ -65,27 +66,35 @@ class Checkpointer:
         self._saved_at = time.monotonic()
         self.found: Found | None = None
         self.finished_step: int | None = None
-        self.hold(dict, (), {})
 
     def read(self, resume: bool = True) -> Found | None:
-        """Returns the newest good checkpoint in all workers. It changes no file.
+        """Returns the newest good checkpoint in all workers; None if not `resume`.
 
-        Args:
-            resume: False for a run that does not resume; the result is then None.
-
-        Raises:
-            ValueError: all checkpoints are damaged.
+        It changes no file. If all checkpoints are damaged, it raises ValueError.
         """
         if self._is_chief:
             self.found = checkpoints.read_newest(self._checkpoints) if resume else None
-            self.finished_step = self._read_finished_step()
+            self.finished_step = None
+            if (self.directory / run_dir.FINAL).is_file():
+                with suppress(OSError, ValueError):
+                    self.finished_step = int((self._checkpoints / run_dir.COMPLETE).read_text())
         if self._workers.cluster.num_workers > 1:
             self._share()
         return self.found
 
-    def forget(self) -> None:
-        """Frees the checkpoint that was read, which takes as much memory as the model."""
-        self.found = None
+    def _share(self) -> None:
+        """Sends the checkpoint and the finished step from the chief to the other workers."""
+        found = self.found
+        text = json.dumps([found and [str(found.path), found.damaged], self.finished_step])
+        said, self.finished_step = json.loads(self._workers.broadcast(text.encode()))
+        if said is not None:
+            files = [
+                self._workers.broadcast((found.path / name).read_bytes() if found else b"")
+                for name in (checkpoints.MANIFEST, checkpoints.ARRAYS)
+            ]
+            if found is None:
+                path = Path(said[0])
+                self.found = Found(path, checkpoints.from_bytes(path, *files), said[1])
 
     @contextmanager
     def expecting(self, what: str) -> Iterator[None]:
@@ -96,46 +105,36 @@ class Checkpointer:
             assert self.found is not None
             raise ValueError(f"{self.found.path} is no checkpoint of {what}: {error!r}.") from None
 
-    def check_identity(
-        self, then: Mapping[str, Any], now: Mapping[str, Any], whose: str, remedy: str = ""
+    def check_same(
+        self, then: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, Any],
+        whose: str, remedy: str,
     ) -> None:
         """Raises ValueError if another run or fit wrote the checkpoint.
 
+        Without a check of the options, the checkpoint's learning rate would replace the script's,
+        but the script's schedule would replace the checkpoint's.
+
         Args:
             then, now: the settings that the result depends on, by name, in the checkpoint and now.
-            whose: the kind of owner, for the error, such as "fit".
-            remedy: the end of the message, which says what to do.
-        """
-        differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
-        if differ:
-            assert self.found is not None
-            listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
-            raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}.{remedy}")
-
-    def check_options(self, now: Mapping[str, Any], whose: str, remedy: str) -> None:
-        """Raises ValueError if the script's optimizer differs from the checkpoint's.
-
-        Without this check, the checkpoint's learning rate would replace the script's, but the
-        script's schedule would replace the checkpoint's.
-
-        Args:
-            now: the optimizer's options, such as {"optimizer.learning_rate": 0.001}.
-            whose: "run" or "fit".
-            remedy: a sentence that says what to do.
+            options: the optimizer's options now, such as {"optimizer.learning_rate": 0.001}.
+            whose: "run" or "fit". remedy: a sentence that says what to do.
         """
         assert self.found is not None
-        then = self.found.checkpoint.state.get(OPTIONS, now)  # older checkpoints have no options
-        if any(then.get(name) != now.get(name) for name in now if name.endswith("learning_rate")):
+        # Older checkpoints have no options.
+        then = {**then, **self.found.checkpoint.state.get(OPTIONS, options)}
+        now = {**now, **options}
+        differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        if any(name in options and name.endswith("learning_rate") for name in differ):
             remedy += (
                 " To change a constant learning rate from the next epoch on, leave the optimizer "
                 "as it was, and add a keras.callbacks.LearningRateScheduler."
             )
-        self.check_identity(then, now, whose, f" {remedy}")
+        if differ:
+            listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
+            raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}. {remedy}")
 
     def hold(
-        self,
-        variables: Callable[[], Variables],
-        callbacks: Sequence[keras.callbacks.Callback],
+        self, variables: Callable[[], Variables], callbacks: Sequence[keras.callbacks.Callback],
         state: Mapping[str, Any],
     ) -> None:
         """Sets the content of the checkpoints.
@@ -198,15 +197,29 @@ class Checkpointer:
         if self._mirror is not None and self._mirror.is_taken and not is_last:
             raise LostDirectoryError(f"another process trains in {self._mirror.url} now.")
 
-    def save_first(self, train_state: TrainState) -> None:
-        """Writes the first checkpoint of a run, and waits for the disk.
+    def _write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
+        try:
+            for name, array in checkpoint.arrays.items():
+                if name.startswith("model/") and not checkpoints.is_finite(array):
+                    name = name.removeprefix("model/")
+                    self._fault = f"{path} is not written: {name} holds NaN or infinite values"
+                    return
+            checkpoints.write(path, checkpoint)
+            checkpoints.prune(path, best_step)
+            if self._mirror is not None:
+                self._mirror.upload(path, best_step)
+        except checkpoints.DamagedError as error:
+            self._fault = f"{path} is not written, as it could not be read: {error}"
+        except LostDirectoryError as error:
+            self._fault = str(error).rstrip(".")
+        except Exception as error:  # an error in a thread would not be seen
+            reason = getattr(error, "strerror", None) or repr(error)
+            self._fault = f"{path} cannot be written ({reason})"
 
-        Raises:
-            ValueError: the checkpoint cannot be written.
-        """
+    def save_first(self, train_state: TrainState) -> None:
+        """Writes the first checkpoint of a run; raises ValueError if it cannot be written."""
         self.save(train_state)
-        fault = self._wait()
-        if fault is not None:
+        if (fault := self._wait()) is not None:
             raise ValueError(
                 f"{self._argument} ({self.directory}): no checkpoint can be written: {fault}."
             )
@@ -219,29 +232,11 @@ class Checkpointer:
 
     def wait(self) -> bool:
         """Waits for the write under way. Returns whether the last checkpoint is on the disk."""
-        fault = self._wait()
-        if fault is not None:
+        if (fault := self._wait()) is not None:
             self.warn(f"{fault}; training continues.")
         return fault is None
 
-    def close(self) -> None:
-        """Waits for the write under way."""
-        self.wait()
-
-    def newest_step(self) -> int | None:
-        """Returns the step of the newest checkpoint; None without one, or on other workers."""
-        paths = checkpoints.find(self._checkpoints) if self._is_chief else []
-        return checkpoints.step_of(paths[0]) if paths else None
-
-    def finish(self, train_state: TrainState) -> None:
-        """Notes on the disk that the run has ended and has its final model."""
-        if not self._is_chief:
-            return
-        self.wait()
-        try:
-            run_dir.write_text(self._checkpoints / run_dir.COMPLETE, f"{train_state.step}\n")
-        except OSError as error:
-            self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
+    close = wait
 
     def _wait(self) -> str | None:
         """Waits for the write under way. Returns the reason if it failed, else None."""
@@ -255,44 +250,15 @@ class Checkpointer:
         fault, self._fault = self._fault, None
         return fault
 
-    def _write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
-        try:
-            name = checkpoints.first_not_finite(checkpoint.arrays)
-            if name is not None:
-                self._fault = f"{path} is not written: {name} holds NaN or infinite values"
-                return
-            checkpoints.write(path, checkpoint)
-            checkpoints.prune(path.parent, path, best_step)
-            if self._mirror is not None:
-                self._mirror.upload(path, best_step)
-        except checkpoints.DamagedError as error:
-            self._fault = f"{path} is not written, as it could not be read: {error}"
-        except LostDirectoryError as error:
-            self._fault = str(error).rstrip(".")
-        except Exception as error:  # an error in a thread would not be seen
-            reason = getattr(error, "strerror", None) or repr(error)
-            self._fault = f"{path} cannot be written ({reason})"
+    def newest_step(self) -> int | None:
+        """Returns the step of the newest checkpoint; None without one, or on other workers."""
+        paths = checkpoints.find(self._checkpoints) if self._is_chief else []
+        return checkpoints.step_of(paths[0]) if paths else None
 
-    def _read_finished_step(self) -> int | None:
-        if not (self.directory / run_dir.FINAL).is_file():
-            return None
+    def finish(self, train_state: TrainState) -> None:
+        """Notes on the disk that the run has ended and has its final model. Only the chief may."""
+        self.wait()
         try:
-            return int((self._checkpoints / run_dir.COMPLETE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-
-    def _share(self) -> None:
-        """Sends the checkpoint and the finished step from the chief to the other workers."""
-        found = self.found if self._is_chief else None
-        said = found and [str(found.path), found.damaged]
-        text = json.dumps([said, self.finished_step]).encode()
-        said, self.finished_step = json.loads(self._workers.broadcast(text))
-        if said is None:
-            return
-        files = [
-            self._workers.broadcast((found.path / name).read_bytes() if found else b"")
-            for name in (checkpoints.MANIFEST, checkpoints.ARRAYS)
-        ]
-        if found is None:
-            path = Path(said[0])
-            self.found = Found(path, checkpoints.received(path, *files), said[1])
+            run_dir.write_text(self._checkpoints / run_dir.COMPLETE, f"{train_state.step}\n")
+        except OSError as error:
+            self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")

@@ -8,8 +8,7 @@
 
 The format is one raw file beside JSON. It holds no code, takes any dtype (bfloat16 too), and needs
 no more memory than its size. The manifest holds the SHA-256 of `arrays.bin` and of the manifest's
-content. A checkpoint is written under a temporary name, flushed to the disk, read back, and
-renamed; only then is an older one removed.
+content. A checkpoint is written atomically and read back; only then is an older one removed.
 """
 
 import hashlib
@@ -18,15 +17,15 @@ import math
 import mmap
 import os
 import re
-import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
 
-from towers.resume.run_dir import flush_to_disk
+from towers.resume import run_dir
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -38,11 +37,7 @@ LARGEST_MANIFEST = 2**26  # bytes; the results of a million epochs need far less
 
 
 class Checkpoint(NamedTuple):
-    """Holds the contents of a checkpoint.
-
-    state: plain JSON values by name.
-    arrays: arrays by name, in the order in which they were saved.
-    """
+    """Holds plain JSON values by name, and arrays by name in the order in which they were saved."""
 
     state: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -72,9 +67,7 @@ def step_of(path: Path) -> int:
 
 def find(directory: Path) -> list[Path]:
     """Returns all checkpoints of a directory, also damaged ones, with the newest first."""
-    if not directory.is_dir():
-        return []
-    return ordered(directory.iterdir())[::-1]
+    return ordered(directory.iterdir())[::-1] if directory.is_dir() else []
 
 
 def ordered(paths: Iterable[Path]) -> list[Path]:
@@ -94,37 +87,42 @@ def outdated(paths: Iterable[Path], newest: Path, best_step: int | None) -> list
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint so that `path` is either complete and on the disk, or does not exist.
 
-    A complete checkpoint of this name is kept, because a run has only one state at each step. A
-    damaged checkpoint is replaced.
+    A good checkpoint of this name is kept, because a run has only one state at each step.
 
     Raises:
         OSError: the checkpoint cannot be written. Its partial files are removed.
         DamagedError: the checkpoint cannot be read back. Its files are removed.
     """
-    if path.exists():
-        if is_good(path):
-            return
-        shutil.rmtree(path) if path.is_dir() else path.unlink()
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.mkdir()
-        content = {
-            "format": FORMAT,
-            "state": checkpoint.state,
-            "arrays": [
-                [name, value.dtype.name, list(value.shape)]
-                for name, value in checkpoint.arrays.items()
-            ],
-            **_write_arrays(temporary / ARRAYS, checkpoint.arrays),
-        }
-        (temporary / MANIFEST).write_bytes(_manifest(content))
-        flush_to_disk(temporary / MANIFEST)
-        flush_to_disk(temporary)
-        read(temporary)
-        os.rename(temporary, path)
-        flush_to_disk(path.parent)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+    if not is_good(path):
+        run_dir.remove(path)
+        run_dir.write_atomically(path, partial(_write_files, checkpoint))
+
+
+def _write_files(checkpoint: Checkpoint, directory: Path) -> None:
+    directory.mkdir()
+    content = {
+        "format": FORMAT,
+        "state": checkpoint.state,
+        "arrays": [[name, v.dtype.name, list(v.shape)] for name, v in checkpoint.arrays.items()],
+        **_write_arrays(directory / ARRAYS, checkpoint.arrays),
+    }
+    text = json.dumps(content, sort_keys=True)
+    manifest = f'{{"content": {text}, "sha256": "{_sha256(text.encode())}"}}'
+    (directory / MANIFEST).write_bytes(manifest.encode())
+    run_dir.flush_to_disk(directory / MANIFEST)
+    read(directory)
+
+
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    digest = hashlib.sha256()
+    with path.open("xb") as file:
+        for array in arrays.values():
+            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+            file.write(data)
+            digest.update(data)
+        size = file.tell()
+    run_dir.flush_to_disk(path)
+    return {"size": size, "sha256": digest.hexdigest()}
 
 
 def read(path: Path) -> Checkpoint:
@@ -138,19 +136,56 @@ def read(path: Path) -> Checkpoint:
     try:
         if (path / MANIFEST).stat().st_size > LARGEST_MANIFEST:
             raise DamagedError(f"{MANIFEST} is too large")
-        content = _content(path, (path / MANIFEST).read_bytes())
+        manifest = (path / MANIFEST).read_bytes()
         name = ARRAYS
         with (path / ARRAYS).open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
     except OSError as error:
         raise DamagedError(f"{name} cannot be read: {error.strerror}") from None
-    return _checkpoint(content, data)
+    return from_bytes(path, manifest, data)
 
 
-def received(path: Path, manifest: bytes, data: bytes) -> Checkpoint:
-    """Makes a checkpoint of the bytes of the chief's two files. Raises the errors of `read`."""
-    return _checkpoint(_content(path, manifest), data)
+def from_bytes(path: Path, manifest: bytes, data: bytes | mmap.mmap) -> Checkpoint:
+    """Makes a checkpoint of the bytes of its two files. Raises the errors of `read`."""
+    try:
+        held = json.loads(manifest)
+        content = held["content"]
+        if held["sha256"] != _sha256(json.dumps(content, sort_keys=True).encode()):
+            raise DamagedError(f"{MANIFEST} is not what was written: its SHA-256 differs")
+        version = content["format"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise DamagedError(f"{MANIFEST} is garbage") from None
+    if version != FORMAT:
+        raise ValueError(
+            f"{path} has format {version}, and this version of towers reads {FORMAT}: "
+            "resume with the version that wrote it, or a newer one."
+        )
+    if len(data) != content["size"]:
+        raise DamagedError(f"{ARRAYS} has {len(data):,} bytes instead of {content['size']:,}")
+    if _sha256(data) != content["sha256"]:
+        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
+    return Checkpoint(content["state"], dict(_cut(data, content["arrays"])))
+
+
+def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields the arrays that `data` holds one after the other. Entries: [name, dtype, shape]."""
+    begin = 0
+    try:
+        for name, dtype_name, shape in entries:
+            dtype = np.dtype(getattr(ml_dtypes, dtype_name, dtype_name))
+            count = math.prod(shape)
+            end = begin + count * dtype.itemsize
+            # An array of Python objects could run code.
+            is_plain = dtype.itemsize > 0 and not dtype.hasobject
+            if not is_plain or end > len(data) or any(type(n) is not int or n < 0 for n in shape):
+                raise ValueError(name)
+            yield str(name), np.frombuffer(data, dtype, count, begin).reshape(shape)
+            begin = end
+    except (ValueError, TypeError, AttributeError):
+        raise DamagedError(f"{MANIFEST} lists arrays that {ARRAYS} does not hold") from None
+    if begin != len(data):
+        raise DamagedError(f"{ARRAYS} holds more than {MANIFEST} lists")
 
 
 def read_newest(directory: Path) -> Found | None:
@@ -182,14 +217,13 @@ def is_good(path: Path) -> bool:
     return True
 
 
-def prune(directory: Path, newest: Path, best_step: int | None) -> None:
+def prune(newest: Path, best_step: int | None) -> None:
     """Removes the checkpoints that are `outdated`, and temporary files of interrupted writes."""
-    for path in directory.glob(".*.tmp"):
-        shutil.rmtree(path, ignore_errors=True)
-    for path in outdated(find(directory), newest, best_step):
+    run_dir.remove_temporary_files(newest.parent)
+    for path in outdated(find(newest.parent), newest, best_step):
         # The manifest goes first: a removal that is interrupted then leaves no checkpoint.
         (path / MANIFEST).unlink(missing_ok=True)
-        shutil.rmtree(path, ignore_errors=True)
+        run_dir.remove(path)
 
 
 def json_copy(value: Any) -> Any:
@@ -204,14 +238,6 @@ def json_copy(value: Any) -> Any:
         raise ValueError(str(error)) from None
 
 
-def first_not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
-    """Returns the name of the first model variable with NaN or infinite values, or None."""
-    for name, array in arrays.items():
-        if name.startswith("model/") and not is_finite(array):
-            return name.removeprefix("model/")
-    return None
-
-
 def is_finite(array: np.ndarray) -> bool:
     """Returns whether no value is NaN or infinite."""
     return array.dtype.kind in "iub" or bool(np.isfinite(array).all())
@@ -224,79 +250,5 @@ def _order(path: Path) -> tuple[int, int]:
     return int(match[2]), int(match[1])
 
 
-def _manifest(content: dict[str, Any]) -> bytes:
-    """Returns the bytes of the manifest, with the digest of the content's exact text."""
-    text = json.dumps(content, sort_keys=True)
-    return f'{{"content": {text}, "sha256": "{_digest(text)}"}}'.encode()
-
-
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    digest = hashlib.sha256()
-    with path.open("xb") as file:
-        for array in arrays.values():
-            data = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
-            file.write(data)
-            digest.update(data)
-        size = file.tell()
-    flush_to_disk(path)
-    return {"size": size, "sha256": digest.hexdigest()}
-
-
-def _content(path: Path, text: bytes) -> dict[str, Any]:
-    """Returns the content of a checkpoint's manifest after a check of its digest and format."""
-    try:
-        manifest = json.loads(text)
-        content = manifest["content"]
-        if manifest["sha256"] != _digest(json.dumps(content, sort_keys=True)):
-            raise DamagedError(f"{MANIFEST} is not what was written: its SHA-256 differs")
-        version = content["format"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        raise DamagedError(f"{MANIFEST} is garbage") from None
-    if type(version) is int and version > FORMAT:
-        raise ValueError(
-            f"{path} has format {version}, and this version of towers reads {FORMAT}: "
-            "resume with the version that wrote it, or a newer one."
-        )
-    kinds = {"state": dict, "arrays": list, "size": int, "sha256": str}
-    is_whole = all(isinstance(content.get(name), kind) for name, kind in kinds.items())
-    if version != FORMAT or not is_whole:
-        raise DamagedError(f"{MANIFEST} is garbage")
-    return content
-
-
-def _checkpoint(content: dict[str, Any], data: bytes | mmap.mmap) -> Checkpoint:
-    if len(data) != content["size"]:
-        raise DamagedError(f"{ARRAYS} has {len(data):,} bytes instead of {content['size']:,}")
-    if hashlib.sha256(data).hexdigest() != content["sha256"]:
-        raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
-    return Checkpoint(content["state"], dict(_cut(data, content["arrays"])))
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields the arrays that `data` holds one after the other. Entries: [name, dtype, shape]."""
-    begin = 0
-    try:
-        for name, dtype_name, shape in entries:
-            dtype = _dtype(dtype_name)
-            count = math.prod(shape)
-            end = begin + count * dtype.itemsize
-            if end > len(data) or any(type(n) is not int or n < 0 for n in shape):
-                raise ValueError(name)
-            yield str(name), np.frombuffer(data, dtype, count, begin).reshape(shape)
-            begin = end
-    except (ValueError, TypeError, AttributeError):
-        raise DamagedError(f"{MANIFEST} lists arrays that {ARRAYS} does not hold") from None
-    if begin != len(data):
-        raise DamagedError(f"{ARRAYS} holds more than {MANIFEST} lists")
-
-
-def _dtype(name: str) -> np.dtype:
-    """Returns the dtype of a name. Raises ValueError for Python objects, which could run code."""
-    dtype = np.dtype(getattr(ml_dtypes, name, name))
-    if dtype.hasobject or dtype.itemsize == 0:
-        raise ValueError(name)
-    return dtype
+def _sha256(data: bytes | mmap.mmap) -> str:
+    return hashlib.sha256(data).hexdigest()

@@ -132,11 +132,9 @@ def resumed_fit(
         held = {_FIT: now, OPTIONS: options, _ITERATOR: lambda _: data.state()}
         checkpointer.hold(lambda: variables, others, held)
         if then is not None:
-            checkpointer.check_identity(
-                then, now, "fit", " Start as then, or name another directory."
-            )
-            checkpointer.check_options(
-                options, "fit", "Compile the model as then, or name another directory."
+            checkpointer.check_same(
+                then, now, options, "fit",
+                "Start and compile as then, or name another directory.",
             )
         checkpointer.restore()
         with closing(checkpointer):
@@ -302,7 +300,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         if self._steps_done:
             self._restore()
             self.model.stop_training = self._state.stopped
-        self._checkpointer.forget()
+        self._checkpointer.found = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         self._is_done = batch < self._steps_done

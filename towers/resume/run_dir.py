@@ -19,6 +19,7 @@ import fcntl
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -137,10 +138,18 @@ def write_class_names(path: Path, names: Sequence[str]) -> None:
             write_text(path / CLASSES, json.dumps(list(names), indent=2) + "\n")
 
 
-def remove_temporary_files(path: Path) -> None:
-    """Removes the temporary files that a killed process has left from `write_atomically`."""
-    for file in path.glob(".*.tmp*"):
-        file.unlink(missing_ok=True)
+def remove_temporary_files(directory: Path) -> None:
+    """Removes what a killed process has left in a directory from `write_atomically`."""
+    for path in directory.glob(".*.tmp*"):
+        remove(path)
+
+
+def remove(path: Path) -> None:
+    """Removes a file or a directory if there is one."""
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def file_name(name: str) -> str:
@@ -149,12 +158,9 @@ def file_name(name: str) -> str:
 
 
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
-    """Writes a file so that `path` holds either its old or its new contents, never a part.
+    """Replaces a file, or makes a directory, so that `path` never holds a part of the contents.
 
-    Args:
-        path: the file.
-        write: a function that writes the contents to a given path. The path is a temporary file
-            in the directory of `path`, with its suffix.
+    `write` gets a temporary path in the directory of `path`, with its suffix.
     """
     temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
     try:
@@ -163,7 +169,7 @@ def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
         os.replace(temporary, path)
         flush_to_disk(path.parent)
     finally:
-        temporary.unlink(missing_ok=True)
+        remove(temporary)
 
 
 def write_text(path: Path, text: str) -> None:

@@ -60,7 +60,7 @@ def test_results_without_a_checkpoint_are_not_replaced(run, directory):
     ("position", 5, "epoch-0-step-1 is no checkpoint of a run: "),
     ("data", None, "epoch-0-step-1 is no checkpoint of a run: "),
     ("config", 5, "epoch-0-step-1 is no checkpoint of a run: "),
-    ("config", {"model": "gru"}, r"another run than config.json beside it: .*model \(gru then, "),
+    ("config", {"model": "gru"}, r"another run: .*model \(gru then, .* Restore config.json"),
     ("data", {"train": "0", "test": "0"}, "the train data are not those that .* was trained on"),
     ("position", {"results": [[1, 0.5]]}, "a run with other columns than loss"),
 ])

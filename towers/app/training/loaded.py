@@ -59,8 +59,10 @@ def load_newest(
     with checkpointer.expecting("a run"):
         # A field that is newer than the checkpoint had its default; retired fields do not count.
         then = {name: state["config"].get(name, value) for name, value in defaults.items()}
-        checkpointer.check_identity(then, config, f"run than {run_dir.CONFIG} beside it")
-        checkpointer.check_options(options, "run", "Compile as then, or start a new run.")
+        checkpointer.check_same(
+            then, config, options, "run",
+            f"Restore {run_dir.CONFIG} and compile as then, or start a new run.",
+        )
         for split in sorted({*state["data"], *data}, reverse=True):
             if state["data"].get(split) != data.get(split):
                 raise ValueError(
@@ -95,7 +97,7 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
         build_metrics(run, checkpointer)
     checkpointer.restore()
     checkpointer.restore_callbacks()
-    checkpointer.forget()
+    checkpointer.found = None
     if run.workers.cluster.is_chief:
         config = dataclasses.replace(run.config, resume=None)
         run_dir.write_config(directory, config.to_json())
