@@ -40,8 +40,8 @@ def made(x, start, shuffle=True):
 def epoch_of(data, epoch):
     """The values of an epoch's batches, as Keras' fit reads them."""
     data.begin_epoch(epoch)
-    is_indexed = isinstance(data, keras.utils.PyDataset)
-    batches = [data[i][0] for i in range(data.num_batches)] if is_indexed else data.x
+    is_indexed = isinstance(data.x, keras.utils.PyDataset)
+    batches = [data.x[i][0] for i in range(data.num_batches)] if is_indexed else data.x
     return [np.ravel(batch).tolist() for batch in batches]
 
 

@@ -39,8 +39,7 @@ class Checkpointer:
     """Reads and writes the checkpoints of a directory.
 
     directory: contains checkpoints/.
-    found: the checkpoint from `read`. Set it to None when it is restored: it is as large as the
-        model.
+    found: the checkpoint from `read`. The caller sets it to None at last, to free its memory.
     finished_step: the last step of a run that had ended when it was read; None if the run had not
         ended or has no final model.
     """
@@ -142,36 +141,29 @@ class Checkpointer:
         Args:
             variables: returns all variables that the next steps depend on, by group.
             callbacks: the user's callbacks, whose state is saved, too.
-            state: plain values by name, or functions of the TrainState that return them. A resumed
-                run compares or uses these values.
+            state: plain values by name, or functions of the TrainState that return them.
         """
         self._variables, self._callbacks, self._state = variables, list(callbacks), dict(state)
         callback_internals.note_weights(self._callbacks)
 
-    def restore(self) -> None:
-        """Assigns the values of the checkpoint that was found, if any, to the variables.
+    def restore(self, callbacks: bool = True) -> None:
+        """Restores the variables, and the callbacks' state, from the checkpoint that was found.
 
         Raises:
             ValueError: the variables differ from the saved variables in number, shape or dtype.
         """
         if self.found is not None:
-            assign_arrays(self._variables(), self.found.checkpoint.arrays, self.found.path)
-
-    def restore_callbacks(self) -> None:
-        """Restores the state of the callbacks, if a checkpoint was found."""
-        if self.found is not None:
             state, arrays = self.found.checkpoint
-            restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
+            assign_arrays(self._variables(), arrays, self.found.path)
+            if callbacks:
+                restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
 
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
         """Copies the state and starts to write it. It waits only for the previous write.
 
-        Args:
-            train_state: the point that the run has reached.
-            is_last: whether the run ends here anyway; a lost directory is then no error.
-
         Raises:
-            LostDirectoryError: another process trains in the remote directory.
+            LostDirectoryError: another process trains in the remote directory, and the run does not
+                end here anyway (`is_last`).
         """
         self._saved_at = time.monotonic()
         if not self._is_chief:

@@ -62,10 +62,7 @@ class Mirror:
         return [name for name in self._files.find("") if name != _LOCK]
 
     def download(self, names: list[str]) -> None:
-        """Downloads the files beside the checkpoints, and the newest good checkpoint.
-
-        Newer, damaged checkpoints are downloaded too, so that the reader can report their damage.
-        """
+        """Downloads the files beside the checkpoints, and checkpoints up to the newest good one."""
         for folder in (Path(), Path(run_dir.CHECKPOINTS), *reversed(_complete(names))):
             (self.copy / folder).mkdir(parents=True, exist_ok=True)
             for name in names:

@@ -13,32 +13,28 @@ first batches, which are done. They may be empty.
 """
 
 import itertools
-import sys
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.resume.source import InMemory, num_steps, prepare_ahead, sha256, shuffled
+from towers.resume.source import InMemory, as_written, num_steps, prepare_ahead, sha256, shuffled
 from towers.resume.stateful import Repeated, has_state
 from towers.step.structures import (
     as_tensor, batch_specs, gather_rows, is_composite, is_scipy, map_tensors, take_rows,
 )
 
-_ENDLESS = tf.int64.max
 
-
-@dataclass(frozen=True)
-class Start:
+class Start(NamedTuple):
     """Says at which epoch and step the data begin, and the seed of their order.
 
     first: the initial epoch of the first process. epoch: the epoch that is under way.
-    step: the number of steps of `epoch` that are done. seed: the seed of the examples' order.
+    step: the number of steps of `epoch` that are done.
     steps_per_epoch: the argument of `fit`, rounded up to whole executions; None: all data.
     """
 
@@ -48,51 +44,34 @@ class Start:
     step: int = 0
     steps_per_epoch: int | None = None
 
+    def batches_before(self, epoch: int, length: int | None) -> int:
+        """Returns the number of batches before an epoch, if a pass over the data has `length`.
 
+        With steps_per_epoch, counts to the start: Keras makes one iterator, which does not end.
+        """
+        steps = self.steps_per_epoch
+        return epoch * (length or 0) if steps is None else self.epoch * steps
+
+
+@dataclass(frozen=True)
 class Data:
     """Data that begin at a Start.
 
-    x: the argument for Keras' fit. skipped: how many batches of x to read before this epoch's.
-    num_batches: the number of batches of an epoch without steps_per_epoch; None if not known.
-    length: the number of batches of a pass, for batches by index; None if they have no end.
-    spec: the spec of one batch. identity: values that must not differ in a resumed fit.
+    x: the argument for Keras' fit. spec: the spec of one batch.
+    identity: values that must not differ in a resumed fit.
+    num_batches: the number of batches of an epoch; None if not known, or with steps_per_epoch.
+    skipped: how many batches of x to read before the first epoch.
+    begin_epoch: called with an epoch before Keras begins to read it.
+    state: returns JSON values for the checkpoint; None if the number of steps is enough.
     """
 
     x: Any
     spec: Any
     identity: dict[str, Any]
-    skipped = 0
     num_batches: int | None = None
-    length: int | None = None
-
-    def __init__(self, start: Start) -> None:
-        self._start = start
-
-    @property
-    def most_steps(self) -> int:
-        """Returns the most steps of an epoch. Keras may count more: it counts whole executions."""
-        is_known = self.num_batches is not None and self._start.steps_per_epoch is None
-        return self.num_batches if is_known else sys.maxsize  # type: ignore[return-value]
-
-    def batches_before(self, epoch: int) -> int:
-        """Returns the number of batches that all epochs before `epoch` have.
-
-        With steps_per_epoch, counts to the start: Keras makes one iterator, which does not end.
-        """
-        start = self._start
-        if start.steps_per_epoch is None:
-            return epoch * (self.length or 0)
-        return start.epoch * start.steps_per_epoch
-
-    def is_done(self, index: Any) -> Any:
-        """Returns whether a batch is done. index: the number of batches before it in all epochs."""
-        return index < self.batches_before(self._start.epoch) + self._start.step
-
-    def begin_epoch(self, epoch: int) -> None:
-        """Prepares an epoch. It is called before Keras begins to read the epoch."""
-
-    def state(self) -> Any:
-        """Returns JSON values for the checkpoint; None if the number of steps is enough."""
+    skipped: int = 0
+    begin_epoch: Callable[[int], Any] = lambda epoch: None
+    state: Callable[[], Any] = lambda: None
 
 
 def make_data(
@@ -102,7 +81,6 @@ def make_data(
     """Makes data for `fit` that begin at a Start.
 
     Args:
-        start: the epoch, step and seed at which the data begin.
         x, y, sample_weight, batch_size, shuffle: the arguments of `keras.Model.fit`.
         done: returns the number of steps so far.
         saved: the JSON values from which data with a state resume, or None.
@@ -111,20 +89,24 @@ def make_data(
         ValueError: the order of the data is not known, or their state cannot be saved.
     """
     if isinstance(x, tf.data.Dataset):
-        return Passes(x, start)
+        return _passes(x, start)
     if isinstance(x, types.GeneratorType):
-        return Stream(x, start)
+        read_again = (start.epoch - start.first) * (start.steps_per_epoch or 0)
+        return replace(_stream(x), skipped=read_again)
     if are_arrays(x):
-        return Arrays((x, y, sample_weight), batch_size, shuffle, start)
-    if _has_index(x):
-        return Indexed(x, shuffle, start)
+        return _arrays((x, y, sample_weight), batch_size, shuffle, start)
+    has_index = hasattr(x, "__len__") and hasattr(x, "__getitem__")
+    if isinstance(x, keras.utils.PyDataset) or (
+        has_index and not isinstance(x, list | tuple | dict | str | bytes)
+    ):
+        return _Indexed(x, shuffle, start).data
     if has_state(x):
         if start.steps_per_epoch is None:
             raise ValueError(
                 f"x ({type(x).__name__}) has a state and is read without an end: "
                 "give steps_per_epoch, such as the number of batches in the data."
             )
-        return Stateful(x, start, done, saved)
+        return _stateful(x, start, done, saved)
     raise ValueError(
         f"x ({type(x).__name__}): towers.Resume cannot find its position again. Pass arrays, a "
         "PyDataset or another source of batches by index, a tf.data.Dataset, a generator, or an "
@@ -151,54 +133,46 @@ def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
     at = int(np.floor(count * (1.0 - share)))
     if not 0 < at < count:
         raise ValueError(f"validation_split ({share}) leaves one part of {count} examples empty.")
-    bounds = ([0], [at]), ([at], [count])
-    first, last = (map_tensors(partial(take_rows, begin=b, end=e), parts) for b, e in bounds)
-    return first, last
+    first = map_tensors(partial(take_rows, begin=[0], end=[at]), parts)
+    return first, map_tensors(partial(take_rows, begin=[at], end=[count]), parts)
 
 
-class Arrays(Data):
-    """Makes batches of arrays in memory, in the order that train.py has for this seed.
+def _arrays(parts: Any, batch_size: Any, shuffle: Any, start: Start) -> Data:
+    """Makes batches of arrays, in the order of train.py; batches that are done have no rows."""
+    if shuffle not in (True, False):
+        raise ValueError(f"shuffle ({shuffle!r}) must be True or False with towers.Resume.")
+    parts, steps = _tensors(parts), start.steps_per_epoch
+    count = _num_rows(parts)
+    size = int(batch_size or (num_steps(count, steps) if steps else 32))
+    length = num_steps(count, size)
+    num_done = start.batches_before(start.epoch, length) + start.step
+    with tf.device("/cpu:0"):
+        before = tf.Variable(start.batches_before(start.epoch, length), dtype=tf.int64)
 
-    Batches that are done have no rows.
-    """
-
-    def __init__(self, parts: Any, batch_size: Any, shuffle: Any, start: Start) -> None:
-        super().__init__(start)
-        if shuffle not in (True, False):
-            raise ValueError(f"shuffle ({shuffle!r}) must be True or False with towers.Resume.")
-        self._parts = _tensors(parts)
-        self._count, steps = _num_rows(self._parts), start.steps_per_epoch
-        batch_size = batch_size or (num_steps(self._count, steps) if steps else 32)
-        self._batch_size, self._shuffle = int(batch_size), bool(shuffle)
-        self.length = self.num_batches = num_steps(self._count, self._batch_size)
-        self.identity = {
-            "batch_size": self._batch_size, "shuffle": self._shuffle,
-            "data": sha256(InMemory(self._parts).identity()),
-        }
-        with tf.device("/cpu:0"):
-            self._before = tf.Variable(self.batches_before(start.epoch), dtype=tf.int64)
-        indices = tf.data.Dataset.range(_ENDLESS if steps else self.length)
-        self.x = prepare_ahead(indices.map(self._batch))
-        self.spec = self.x.element_spec
-
-    def begin_epoch(self, epoch: int) -> None:
-        self._before.assign(self.batches_before(epoch))
-
-    @tf.autograph.experimental.do_not_convert  # AutoGraph would take 0.1 s
-    def _batch(self, index: tf.Tensor) -> Any:
-        total = self._before + index
-        epoch, step = total // self.length, total % self.length
-        begin = step * self._batch_size
-        end = tf.minimum(begin + self._batch_size, self._count)
+    @as_written
+    def batch(index: tf.Tensor) -> Any:
+        total = before + index
+        epoch, step = total // length, total % length
+        begin = step * size
+        end = tf.minimum(begin + size, count)
         rows = tf.range(begin, end)
-        if self._shuffle:
-            rows = shuffled(rows, self._start.seed, epoch, self._count)
-        rows = rows[: tf.where(self.is_done(total), tf.constant(0, tf.int64), end - begin)]
-        x, y, sample_weight = map_tensors(lambda part: gather_rows(part, rows), self._parts)
-        return keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
+        if shuffle:
+            rows = shuffled(rows, start.seed, epoch, count)
+        rows = rows[: tf.where(total < num_done, tf.constant(0, tf.int64), end - begin)]
+        return keras.utils.pack_x_y_sample_weight(
+            *map_tensors(lambda part: gather_rows(part, rows), parts)
+        )
+
+    x = prepare_ahead(tf.data.Dataset.range(tf.int64.max if steps else length).map(batch))
+    digest = sha256(InMemory(parts).identity())
+    return Data(
+        x, x.element_spec, {"batch_size": size, "shuffle": bool(shuffle), "data": digest},
+        None if steps else length,
+        begin_epoch=lambda epoch: before.assign(start.batches_before(epoch, length)),
+    )
 
 
-class Indexed(Data, keras.utils.PyDataset):
+class _Indexed(keras.utils.PyDataset):
     """Takes batches by index from a PyDataset or a similar source.
 
     Batches that are done have no rows. For epochs that are done, `on_epoch_begin` and
@@ -208,44 +182,42 @@ class Indexed(Data, keras.utils.PyDataset):
 
     def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
         settings = ("workers", "use_multiprocessing", "max_queue_size")
-        keras.utils.PyDataset.__init__(
-            self, **{k: getattr(source, k) for k in settings if hasattr(source, k)}
-        )
-        self.length = source.num_batches if hasattr(source, "num_batches") else len(source)
-        if start.steps_per_epoch == self.length:
-            start = replace(start, steps_per_epoch=None)
-        self._source, self._start = source, start
-        self._shuffle = bool(shuffle) and self.length is not None
-        self._before, self._is_replayed = 0, False
+        super().__init__(**{k: getattr(source, k) for k in settings if hasattr(source, k)})
+        self._length = source.num_batches if hasattr(source, "num_batches") else len(source)
+        if start.steps_per_epoch == self._length:
+            start = start._replace(steps_per_epoch=None)
+        self._source, self._start, self._before = source, start, 0
+        self._shuffle = bool(shuffle) and self._length is not None
+        self._num_done = start.batches_before(start.epoch, self._length) + start.step
         first = source[0]
         self._empty = map_tensors(
             lambda v: take_rows(v, [0], [0]) if is_composite(v) else np.asarray(v)[:0], first
         )
-        self.x, self.spec = self, batch_specs(map_tensors(_array, first))
-        self.identity = {"shuffle": self._shuffle, "data": f"{self.length} {self.spec}"}
+        spec = batch_specs(map_tensors(_array, first))
+        identity = {"shuffle": self._shuffle, "data": f"{self._length} {spec}"}
+        self.data = Data(self, spec, identity, self.num_batches, begin_epoch=self._begin_epoch)
 
     @property
-    def num_batches(self) -> int | None:  # type: ignore[override]
+    def num_batches(self) -> int | None:
         """Returns the number of batches; None with steps_per_epoch or without an end."""
-        return None if self._start.steps_per_epoch else self.length
+        return None if self._start.steps_per_epoch else self._length
 
-    def begin_epoch(self, epoch: int) -> None:
-        if not self._is_replayed:
+    def _begin_epoch(self, epoch: int) -> None:
+        if epoch == self._start.epoch:
             for _ in range(self._start.first, epoch):
                 self.on_epoch_begin()
                 self.on_epoch_end()
-            self._is_replayed = True
-        self._before = self.batches_before(epoch)
+        self._before = self._start.batches_before(epoch, self._length)
 
     def __getitem__(self, index: int) -> Any:
         total = self._before + index
-        if self.is_done(total):
+        if total < self._num_done:
             return self._empty
-        if self.length is None:
+        if self._length is None:
             return self._source[total]
-        epoch, step = divmod(total, self.length)
+        epoch, step = divmod(total, self._length)
         if self._shuffle:
-            order = np.random.default_rng([self._start.seed, epoch]).permutation(self.length)
+            order = np.random.default_rng([self._start.seed, epoch]).permutation(self._length)
             step = int(order[step])
         return self._source[step]
 
@@ -260,86 +232,58 @@ class Indexed(Data, keras.utils.PyDataset):
             getattr(self._source, name)()
 
 
-class Passes(Data):
+def _passes(dataset: tf.data.Dataset, start: Start) -> Data:
     """Reads a tf.data.Dataset once per epoch, or without an end if steps_per_epoch is given.
 
     `shuffle` draws a seed at the beginning of each pass. So each epoch that is done is begun again,
     to draw its seed.
     """
+    count, epochs_done = int(dataset.cardinality()), start.epoch - start.first
+    spec = dataset.element_spec
+    identity = {"data": f"{count} {spec}"}
+    if start.steps_per_epoch:
+        skipped = epochs_done * start.steps_per_epoch
+        return Data(dataset.repeat(), spec, identity, skipped=skipped)
+    # Inside `flat_map`, the dataset begins with the first batch that is read. Otherwise, each
+    # iterator would begin it, and Keras makes iterators that it never reads.
+    x = tf.data.Dataset.range(1).flat_map(lambda _: dataset).with_options(dataset.options())
+    if count >= 0:
+        x = x.apply(tf.data.experimental.assert_cardinality(count))
 
-    def __init__(self, dataset: tf.data.Dataset, start: Start) -> None:
-        super().__init__(start)
-        count, epochs_done = int(dataset.cardinality()), start.epoch - start.first
-        self.num_batches = None if count < 0 else count
-        self.spec = dataset.element_spec
-        self.identity = {"data": f"{count} {self.spec}"}
-        self._unread = 0
-        if start.steps_per_epoch:
-            self.skipped, self.x = epochs_done * start.steps_per_epoch, dataset.repeat()
-            return
-        # Inside `flat_map`, the dataset begins with the first batch that is read. Otherwise, each
-        # iterator would begin it, and Keras makes iterators that it never reads.
-        self._unread = epochs_done
-        self.x = tf.data.Dataset.range(1).flat_map(lambda _: dataset)
-        self.x = self.x.with_options(dataset.options())
-        if count >= 0:
-            self.x = self.x.apply(tf.data.experimental.assert_cardinality(count))
+    def begin_epoch(epoch: int) -> None:
+        for _ in range(epochs_done if epoch == start.epoch else 0):
+            next(iter(x), None)
 
-    def begin_epoch(self, epoch: int) -> None:
-        for _ in range(self._unread):
-            next(iter(self.x), None)
-        self._unread = 0
+    return Data(x, spec, identity, None if count < 0 else count, begin_epoch=begin_epoch)
 
 
-class Stream(Data):
-    """Reads a generator. Batches that are done are read again."""
-
-    def __init__(self, generator: Iterator[Any], start: Start) -> None:
-        super().__init__(start)
-        self.skipped = (start.epoch - start.first) * (start.steps_per_epoch or 0)
-        self._begin(generator)
-
-    def _begin(self, batches: Iterator[Any], num_passed: int = 0) -> None:
-        """Sets x and spec. Repeats the first batch `num_passed` times for steps that are done."""
-        first = next(batches, None)
-        if first is None:
-            raise ValueError("x is a generator that gives no batch.")
-        self.x = (b for b in itertools.chain(itertools.repeat(first, num_passed + 1), batches))
-        self.spec = batch_specs(map_tensors(_array, first))
-        self.identity = {"data": str(self.spec)}
+def _stream(batches: Iterator[Any], num_passed: int = 0) -> Data:
+    """Reads a generator. Its first batch comes `num_passed` times more, for steps that are done."""
+    first = next(batches, None)
+    if first is None:
+        raise ValueError("x is a generator that gives no batch.")
+    spec = batch_specs(map_tensors(_array, first))
+    x = (b for b in itertools.chain(itertools.repeat(first, num_passed + 1), batches))
+    return Data(x, spec, {"data": str(spec)})
 
 
-class Stateful(Stream):
+def _stateful(source: Any, start: Start, done: Callable[[], int], saved: Any) -> Data:
     """Reads an iterable that has a state, and resumes from its state."""
+    row = Repeated(source, "x", done(), saved)
 
-    def __init__(
-        self, source: Any, start: Start, done: Callable[[], int], saved: Any = None
-    ) -> None:
-        Data.__init__(self, start)
-        self._row, self._done = Repeated(source, "x", done(), saved), done
-        self._begin(self._batches(), start.step)
-        self.identity = {"data": f"{type(source).__name__} {self.spec}"}
-
-    def _batches(self) -> Iterator[Any]:
-        """Yields each batch after its state is noted. A thread may read ahead of the steps."""
-        for batch in self._row:
-            self._row.note(since=self._done())
+    def batches() -> Iterator[Any]:
+        for batch in row:  # a thread may read ahead of the steps
+            row.note(since=done())
             yield keras.tree.lists_to_tuples(batch)
 
-    def state(self) -> Any:
-        return self._row.saved(self._done())
+    data = _stream(batches(), start.step)
+    identity = {"data": f"{type(source).__name__} {data.spec}"}
+    return replace(data, identity=identity, state=lambda: row.saved(done()))
 
 
 def _array(value: Any) -> Any:
     """Converts a part of a batch to an array; returns a ragged or sparse tensor unchanged."""
     return value if is_composite(value) else np.asarray(value)
-
-
-def _has_index(x: Any) -> bool:
-    if isinstance(x, keras.utils.PyDataset):
-        return True
-    is_structure = isinstance(x, (list, tuple, dict, str, bytes))
-    return not is_structure and hasattr(x, "__len__") and hasattr(x, "__getitem__")
 
 
 def _tensors(parts: Any) -> Any:

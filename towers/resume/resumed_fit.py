@@ -10,8 +10,8 @@
 
 import random
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import keras
@@ -29,26 +29,14 @@ from towers.workers.workers import Workers, join_workers
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
 _SEED = "seed"
 _ITERATOR = "iterator"  # the state of data that have one
-_DATA = ("x", "y", "sample_weight")
 
 
 def fit_arguments(
-    x: Any = None,
-    y: Any = None,
-    batch_size: Any = None,
-    epochs: Any = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
-    validation_split: Any = 0.0,
-    validation_data: Any = None,
-    shuffle: Any = True,
-    class_weight: Any = None,
-    sample_weight: Any = None,
-    initial_epoch: Any = 0,
-    steps_per_epoch: Any = None,
-    validation_steps: Any = None,
-    validation_batch_size: Any = None,
-    validation_freq: Any = 1,
+    x: Any = None, y: Any = None, batch_size: Any = None, epochs: Any = 1, verbose: Any = "auto",
+    callbacks: Any = None, validation_split: Any = 0.0, validation_data: Any = None,
+    shuffle: Any = True, class_weight: Any = None, sample_weight: Any = None,
+    initial_epoch: Any = 0, steps_per_epoch: Any = None, validation_steps: Any = None,
+    validation_batch_size: Any = None, validation_freq: Any = 1,
 ) -> dict[str, Any]:
     """Returns all arguments of a call of `keras.Model.fit` by name, including the defaults.
 
@@ -58,21 +46,14 @@ def fit_arguments(
 
 
 def resumed_fit(
-    model: keras.Model,
-    fit: Callable[..., Any],
-    resume: Resume,
-    arguments: Mapping[str, Any],
-    *,
-    identity: Mapping[str, Any],
-    prepare: Callable[[Any], Sequence[keras.Variable]],
+    model: keras.Model, fit: Callable[..., Any], resume: Resume, arguments: Mapping[str, Any], *,
+    identity: Mapping[str, Any], prepare: Callable[[Any], Sequence[keras.Variable]],
 ) -> Any:
     """Runs `fit`, and returns its history with the epochs of all processes.
 
     Args:
-        model: a compiled parallel model.
-        fit: Keras' `fit` of that model.
-        resume: the Resume callback, which is also in `arguments`.
-        arguments: all arguments of `keras.Model.fit` by name.
+        fit: Keras' `fit` of the compiled parallel model.
+        arguments: all arguments of `keras.Model.fit` by name; the callbacks contain `resume`.
         identity: settings of the towers, as plain values, that must not differ in a resumed fit.
         prepare: creates all variables for a batch's specs; returns those that Keras may not list.
 
@@ -89,36 +70,49 @@ def resumed_fit(
             "BackupAndRestore out: towers.Resume saves all that it does, and more often."
         )
     others = [callback for callback in given if not isinstance(callback, FitOption)]
-    arguments = _with_split(arguments)
+    arguments = dict(arguments)
+    x, y, weight = (arguments[name] for name in ("x", "y", "sample_weight"))
+    share = arguments["validation_split"]
+    if share and arguments["validation_data"] is None and are_arrays(x):
+        (x, y, weight), arguments["validation_data"] = split_arrays((x, y, weight), share)
+        arguments["validation_split"] = 0.0
     steps_per_epoch, execution = arguments["steps_per_epoch"], model.steps_per_execution
-    with (
-        remote_dir.mirrored(
+    with ExitStack() as stack:
+        mirror = stack.enter_context(remote_dir.mirrored(
             str(resume.directory) if is_chief else None, _warn, is_new=False, argument="directory"
-        ) as mirror,
-        run_dir.locked(mirror.copy if mirror else resume.directory, "directory")
-        if is_chief else nullcontext(),
-        signals.deferred() as pending,
-        compared(vars(model)) as options,
-    ):
+        ))
+        directory = mirror.copy if mirror else resume.directory
+        if is_chief:
+            stack.enter_context(run_dir.locked(directory, "directory"))
+        pending = stack.enter_context(signals.deferred())
+        options = stack.enter_context(compared(vars(model)))
         checkpointer = Checkpointer(
-            mirror.copy if mirror else resume.directory, workers, _warn,
-            every=resume.every, argument="directory", mirror=mirror,
+            directory, workers, _warn, every=resume.every, argument="directory", mirror=mirror
         )
-        seed = random.getrandbits(31)  # a resumed fit draws, too, for the same state of `random`
-        seed = int(workers.broadcast(b"%d" % seed))
-        then, state = _read(checkpointer, resume)
-        if then is None:
-            state.epoch = arguments["initial_epoch"]
+        drawn = random.getrandbits(31)  # a resumed fit draws, too, for the same state of `random`
+        seed, state = int(workers.broadcast(b"%d" % drawn)), TrainState()
+        state.epoch = arguments["initial_epoch"]
+        found = checkpointer.read()
+        saved = {} if found is None else found.checkpoint.state
+        if found is not None:
+            for line in found.damaged:
+                _warn(line)
+            if _FIT not in saved:
+                raise ValueError(
+                    f"directory ({resume.directory}) holds the checkpoints of a run of train.py. "
+                    "Name another."
+                )
+            with checkpointer.expecting("a fit"):
+                seed, state = int(saved[_FIT][_SEED]), TrainState.from_json(saved["position"])
         start = Start(
-            seed if then is None else then[_SEED], arguments["initial_epoch"], state.epoch,
-            state.epoch_step, steps_per_epoch and -(-steps_per_epoch // execution) * execution,
+            seed, arguments["initial_epoch"], state.epoch, state.epoch_step,
+            steps_per_epoch and -(-steps_per_epoch // execution) * execution,
         )
         data = make_data(
-            start, *(arguments[name] for name in (*_DATA, "batch_size", "shuffle")),
-            done=lambda: state.step,
-            saved=checkpointer.found and checkpointer.found.checkpoint.state.get(_ITERATOR),
+            start, x, y, weight, arguments["batch_size"], arguments["shuffle"],
+            done=lambda: state.step, saved=saved.get(_ITERATOR),
         )
-        if state.epoch_step % execution and state.epoch_step != data.most_steps:
+        if state.epoch_step % execution and state.epoch_step != data.num_batches:
             raise ValueError(
                 f"steps_per_execution ({execution}): the newest checkpoint was written after step "
                 f"{state.epoch_step} of its epoch, in the middle of an execution. Give a "
@@ -127,102 +121,57 @@ def resumed_fit(
         variables = _variables(model, prepare(data.spec))
         now = {
             **identity, **data.identity, "steps_per_epoch": steps_per_epoch,
-            "optimizer": type(model.optimizer).__name__, _SEED: start.seed,
+            "optimizer": type(model.optimizer).__name__, _SEED: seed,
         }
         held = {_FIT: now, OPTIONS: options, _ITERATOR: lambda _: data.state()}
         checkpointer.hold(lambda: variables, others, held)
-        if then is not None:
-            checkpointer.check_same(
-                then, now, options, "fit",
-                "Start and compile as then, or name another directory.",
-            )
-        checkpointer.restore()
-        with closing(checkpointer):
-            callbacks = ResumedCallbacks(
-                others, str(resume.directory), checkpointer, state, data, pending, workers,
-                model=model, add_progbar=arguments["verbose"] != 0, verbose=arguments["verbose"],
-                epochs=arguments["epochs"], steps=steps_per_epoch or data.num_batches,
-            )
-            return callbacks.fit(fit, arguments)
-
-
-def _read(checkpointer: Checkpointer, resume: Resume) -> tuple[dict[str, Any] | None, TrainState]:
-    """Returns the identity in the newest checkpoint, or None without one, and its TrainState.
-
-    Raises:
-        ValueError: all checkpoints are damaged, or they do not belong to a fit.
-    """
-    found = checkpointer.read()
-    if found is None:
-        return None, TrainState()
-    for line in found.damaged:
-        _warn(line)
-    state = found.checkpoint.state
-    if _FIT not in state:
-        raise ValueError(
-            f"directory ({resume.directory}) holds the checkpoints of a run of train.py. Name "
-            "another."
+        if found is not None:
+            remedy = "Start and compile as then, or name another directory."
+            checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
+            del found, saved  # as large as the model
+        checkpointer.restore(callbacks=False)
+        stack.callback(checkpointer.wait)
+        callbacks = ResumedCallbacks(
+            others, str(resume.directory), checkpointer, state, data, pending, workers,
+            model=model, add_progbar=arguments["verbose"] != 0, verbose=arguments["verbose"],
+            epochs=arguments["epochs"], steps=steps_per_epoch or data.num_batches,
         )
-    with checkpointer.expecting("a fit"):
-        then = {**state[_FIT], _SEED: int(state[_FIT][_SEED])}
-        return then, TrainState.from_json(state["position"])
+        return callbacks.fit(fit, arguments)
 
 
 def _warn(text: str) -> None:
     warnings.warn(text, stacklevel=3)
 
 
-def _with_split(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Applies `validation_split` to arrays, and returns the arguments with validation_data."""
-    share = arguments["validation_split"]
-    if not share or arguments["validation_data"] is not None or not are_arrays(arguments["x"]):
-        return dict(arguments)
-    train, validation = split_arrays(tuple(arguments[name] for name in _DATA), share)
-    return {
-        **arguments, **dict(zip(_DATA, train, strict=True)),
-        "validation_data": validation, "validation_split": 0.0,
-    }
-
-
 def _variables(
     model: keras.Model, own: Sequence[keras.Variable]
 ) -> dict[str, list[keras.Variable]]:
     """Returns all variables that the next steps depend on; each is in its first group only."""
-    groups: dict[str, Iterable[keras.Variable]] = {
-        "model": model.variables,
-        "optimizer": model.optimizer.variables if model.optimizer else [],
-        "metrics": model.metrics_variables,
-        "step": own,
-    }
-    first: dict[int, str] = {}
-    for name, group in groups.items():
-        for variable in group:
-            first.setdefault(id(variable), name)
-    return {
-        name: [v for v in {id(v): v for v in group}.values() if first[id(v)] == name]
-        for name, group in groups.items()
-    }
+    groups: dict[str, list[keras.Variable]] = {}
+    seen: set[int] = set()
+    for name, variables in [
+        ("model", model.variables),
+        ("optimizer", model.optimizer.variables if model.optimizer else []),
+        ("metrics", model.metrics_variables),
+        ("step", own),
+    ]:
+        groups[name] = list({id(v): v for v in variables if id(v) not in seen}.values())
+        seen.update(map(id, variables))
+    return groups
 
 
 class ResumedCallbacks(keras.callbacks.CallbackList):
     """Calls the callbacks for the steps that are left, and saves after all of them have run."""
 
     def __init__(
-        self,
-        callbacks: Sequence[keras.callbacks.Callback],
-        directory: str,
-        checkpointer: Checkpointer,
-        state: TrainState,
-        data: Data,
-        pending: signals.Pending,
-        workers: Workers,
-        **options: Any,
+        self, callbacks: Sequence[keras.callbacks.Callback], directory: str,
+        checkpointer: Checkpointer, state: TrainState, data: Data, pending: signals.Pending,
+        workers: Workers, **options: Any,
     ) -> None:
         """
         Args:
             callbacks: the user's callbacks, without the Resume.
             directory: the path or URL that the user gave, for messages.
-            checkpointer: writes and reads the checkpoints.
             state: the point where the fit begins; it is updated after each step.
             data: the training data, from that point on.
             pending: holds a signal until the end of a step.
@@ -239,12 +188,11 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         """Runs Keras' `fit` with a train function that skips the steps that are done."""
         model, data, state = self.model, self._data, self._state
         model.make_train_function()
-        function, unread = model.train_function, data.skipped
+        function, self._unread = model.train_function, data.skipped
 
         def train(iterator: Any) -> Any:
-            nonlocal unread
-            self._read_again(iterator, unread)
-            unread = 0
+            if self._unread:
+                self._read_again(iterator)
             if not self._is_done:
                 return function(iterator)
             for _ in range(model.steps_per_execution):
@@ -264,14 +212,9 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             if model.train_function is train:
                 model.train_function = function
 
-    def _read_again(self, iterator: Any, num_batches: int) -> None:
-        """Reads batches that are done. A signal ends the process at once.
-
-        Raises:
-            ValueError: the data have fewer batches.
-        """
-        if not num_batches:
-            return
+    def _read_again(self, iterator: Any) -> None:
+        """Reads the batches of epochs that are done. A signal ends the process at once."""
+        num_batches, self._unread = self._unread, 0
         lines = Lines("reading again the batches of the epochs that are done")
         with self._pending.at_once():
             for index in range(num_batches):
@@ -286,7 +229,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             ValueError: the first checkpoint cannot be written.
         """
         super().on_train_begin(logs)
-        self._restore()
+        self._checkpointer.restore()
         self._state.give_history(self.model.history)
         if self._checkpointer.found is None:
             self._checkpointer.save_first(self._state)
@@ -298,7 +241,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         super().on_epoch_begin(epoch, logs)
         self._data.begin_epoch(epoch)
         if self._steps_done:
-            self._restore()
+            self._checkpointer.restore()
             self.model.stop_training = self._state.stopped
         self._checkpointer.found = None
 
@@ -314,7 +257,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             return
         super().on_train_batch_end(batch, logs)
         state, before = self._state, self._state.step
-        steps = min(batch + 1, self._data.most_steps)
+        steps = min(batch + 1, self._data.num_batches or batch + 1)
         state.step += steps - state.epoch_step
         state.epoch_step = steps
         state.stopped = bool(self.model.stop_training)
@@ -337,10 +280,6 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         state.take_history(self.model.history)
         self._save({})
         self._obey(self._agree())
-
-    def _restore(self) -> None:
-        self._checkpointer.restore()
-        self._checkpointer.restore_callbacks()
 
     def _save(self, logs: Mapping[str, Any]) -> None:
         values = {name: plain(value) for name, value in (logs or {}).items()}

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 from towers.machine import places
 
@@ -40,15 +40,13 @@ PROFILE = "profile"
 LOCK = "lock"  # in CHECKPOINTS
 COMPLETE = "complete"  # in CHECKPOINTS: holds the last step of a run that has ended
 
-_held: set[TextIO] = set()  # the open lock files of this process
-
 
 class Result(NamedTuple):
     """Holds one epoch, which is a row of results.csv.
 
     epoch: the number of the epoch, from 1.
-    values: {"loss": ..., metric: ...}, means over the epoch's training batches while parameters
-        change; then {"val_loss": ..., ...} for the test examples after the epoch.
+    values: {"loss": ..., metric: ...}, means over the epoch's training batches; then
+        {"val_loss": ..., ...}, means over the test examples after the epoch.
     seconds: the time of the whole epoch, including validation.
     examples_per_second: the training speed, without the run's first step, which traces.
     digest: `towers.digest` of the model after the epoch; "" in epochs of older versions.
@@ -75,11 +73,7 @@ class Result(NamedTuple):
 
 
 def check(run_dir: str | None) -> None:
-    """Checks that a new run can have this directory. It makes no files.
-
-    Raises:
-        ValueError: the directory is not empty, or is a file, or cannot be read.
-    """
+    """Raises ValueError if a new run cannot have this directory. It makes no files."""
     if run_dir is None:
         return
     path = Path(run_dir)
@@ -100,10 +94,7 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
         run_dir: the directory. None means the next free runs/<name>-001, -002, ...
         name: the name of the run, such as "cnn-mnist".
         config: the text of config.json.
-        begun: the directory that relative paths start from.
-
-    Returns:
-        The path of the directory, relative to `begun`.
+        begun: the directory that relative paths, and the result, start from.
 
     Raises:
         ValueError: it is not empty (the message says how to resume), a file, or not writable.
@@ -113,15 +104,14 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
     else:
         named = Path(run_dir)
         check(str(begun / named))
-        with explained(named):
-            (begun / named).mkdir(parents=True, exist_ok=True)
     path = begun / named
-    with explained(path):
+    with explained(named):
+        path.mkdir(parents=True, exist_ok=True)
         try:
             (path / CONFIG).open("x").close()
         except FileExistsError:
-            raise not_empty(path, (path / CONFIG).exists()) from None
-        write_config(path, config)
+            raise not_empty(path, holds_run=True) from None
+    write_config(path, config)
     return named
 
 
@@ -212,14 +202,9 @@ def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]
 def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
     """Holds a run's lock. The system frees the lock when the process ends or is killed.
 
-    A forked child shares the open file and so the lock. It therefore closes the file at once.
-
-    Args:
-        path: the run directory.
-        argument: the user's name for the directory, for errors.
-
     Raises:
-        ValueError: another process holds the lock, or the lock file cannot be made.
+        ValueError: another process holds the lock, or the lock file cannot be made. The message
+            calls the directory `argument`.
     """
     with explained(path, argument):
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
@@ -236,38 +221,21 @@ def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()
-        _held.add(file)
-        try:
-            yield
-        finally:
-            _held.discard(file)
-
-
-def _close_in_child() -> None:
-    """Closes the lock files in a forked child. The parent keeps the locks."""
-    while _held:
-        _held.pop().close()
-
-
-os.register_at_fork(after_in_child=_close_in_child)
+        os.register_at_fork(after_in_child=file.close)  # the child would hold the lock, too
+        yield
 
 
 def _create_numbered(name: str, begun: Path) -> Path:
     """Makes runs/<name>-NNN in `begun`, where NNN follows the highest number there."""
     with explained(RUNS):
         (begun / RUNS).mkdir(parents=True, exist_ok=True)
-        taken = [
-            int(path.name[len(name) + 1:])
-            for path in (begun / RUNS).glob(f"{name}-*")
-            if path.name[len(name) + 1:].isdecimal()
-        ]
+        endings = [path.name[len(name) + 1:] for path in (begun / RUNS).glob(f"{name}-*")]
+        taken = [int(ending) for ending in endings if ending.isdecimal()]
         for number in count(max(taken, default=0) + 1):
             path = RUNS / f"{name}-{number:03d}"
-            try:
+            with suppress(FileExistsError):
                 (begun / path).mkdir()
-            except FileExistsError:
-                continue
-            return path
+                return path
     raise AssertionError("numbers do not end")
 
 
@@ -288,8 +256,7 @@ def open_remote(url: str) -> Any:
 def read_config(directory: str, argument: str = "run_dir") -> str | None:
     """Returns the text of config.json in a local or remote directory, or None without the file.
 
-    Raises:
-        ValueError: the remote directory cannot be reached.
+    If the remote directory cannot be reached, it raises ValueError.
     """
     with suppress(OSError, UnicodeDecodeError):
         if not is_remote(directory):
@@ -324,11 +291,7 @@ def reason(error: Exception) -> str:
 
 def not_empty(directory: Path | str, holds_run: bool) -> ValueError:
     """Returns the error for a new run whose directory is not empty."""
+    said = "is not empty; name a new directory or an empty one."
     if holds_run:
-        return ValueError(
-            f"run_dir ({directory}) holds a run. To continue it: resume={directory}; for a new "
-            "run, name another directory."
-        )
-    return ValueError(
-        f"run_dir ({directory}) is not empty; name a new directory or an empty one."
-    )
+        said = f"holds a run. To continue it: resume={directory}; for a new run, name another."
+    return ValueError(f"run_dir ({directory}) {said}")

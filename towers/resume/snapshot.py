@@ -5,7 +5,7 @@ It also reads the options of optimizers, which must not differ in a resumed run.
 
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -54,8 +54,7 @@ def _options(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # warnings about lambdas, which are left out
-            config = keras.saving.serialize_keras_object(optimizer)["config"]
-        return dict(_flat(config, ""))
+            return dict(_flat(keras.saving.serialize_keras_object(optimizer)["config"], ""))
     except Exception:  # a custom get_config() may raise anything
         return {}
 
@@ -79,10 +78,8 @@ def _flat(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             continue
         if isinstance(value, float):
             value = float(f"{value:.7g}")  # 0.1, not float32's 0.10000000149
-        try:
+        with suppress(ValueError):
             yield f"{prefix}{name}", json_copy(value)
-        except ValueError:
-            continue
 
 
 # The attributes in which Keras' callbacks keep state from epoch to epoch, or from batch to batch.
@@ -127,12 +124,17 @@ def assign_arrays(
     for group, variables in groups.items():
         saved = {k: v for k, v in arrays.items() if k.startswith(f"{group}/")}
         for variable, (name, value) in zip(variables, saved.items(), strict=False):
-            theirs = f"{name.split('/', 2)[-1]} {_kind(value)}"
             if _kind(value) != _kind(variable):
-                raise _differs(path, group, f"{variable.path} is {_kind(variable)}", theirs)
+                raise ValueError(
+                    f"{path} holds another {group}: here {variable.path} is {_kind(variable)}, "
+                    f"in the checkpoint {name.split('/', 2)[-1]} {_kind(value)}."
+                )
             pairs.append((variable, value))
         if len(saved) != len(variables):
-            raise _differs(path, group, f"{len(variables)} variables", f"{len(saved)}")
+            raise ValueError(
+                f"{path} holds another {group}: here {len(variables)} variables, in the "
+                f"checkpoint {len(saved)}."
+            )
     for variable, value in pairs:
         variable.assign(value)
 
@@ -154,10 +156,7 @@ def callbacks_state(
     """Copies the state of each callback as JSON values.
 
     A custom callback has a state if it defines `get_state()` -> JSON values and `set_state(value)`.
-
-    Args:
-        callbacks: the user's Keras callbacks.
-        warn: called with one line for each callback whose state is left out as it is not JSON.
+    Calls `warn` with one line for each state that is left out because it is not JSON.
     """
     return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
 
@@ -192,9 +191,7 @@ def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any
 
 
 def restore_callbacks(
-    callbacks: Sequence[Any],
-    states: Sequence[dict[str, Any]],
-    arrays: dict[str, np.ndarray],
+    callbacks: Sequence[Any], states: Sequence[dict[str, Any]], arrays: dict[str, np.ndarray],
     warn: Callable[[str], None],
 ) -> None:
     """Restores the state of callbacks. New callbacks keep their initial state.
@@ -223,10 +220,7 @@ def restore_callbacks(
 
 
 def _restore(
-    callback: Any,
-    state: dict[str, Any],
-    arrays: dict[str, np.ndarray],
-    prefix: str,
+    callback: Any, state: dict[str, Any], arrays: dict[str, np.ndarray], prefix: str,
     warn: Callable[[str], None],
 ) -> None:
     """Restores the state of one callback, with the arrays whose names begin with `prefix`."""
@@ -244,7 +238,12 @@ def _restore(
             callback.set_state(json_copy(state["get_state"]))  # copied: mid-epoch restores twice
         return
     if state.get(_ROWS) is not None and isinstance(callback, keras.callbacks.CSVLogger):
-        _write_rows(callback, state[_ROWS], state[_KEYS])
+        # Writes the rows again, which CSVLogger.on_train_begin has removed, and lets it append.
+        with tf.io.gfile.GFile(callback.filename, "w") as file:
+            file.write(state[_ROWS])
+        append, callback.append = callback.append, True
+        callback.on_train_begin()
+        callback.append, callback.keys = append, state[_KEYS]
     for name, value in state.items():
         if name in _CALLBACK_FIELDS and hasattr(callback, name):
             setattr(callback, name, value)
@@ -259,20 +258,7 @@ def _rows(logger: keras.callbacks.CSVLogger) -> str | None:
         return None
 
 
-def _write_rows(logger: keras.callbacks.CSVLogger, rows: str, keys: list[str] | None) -> None:
-    """Writes the rows again, which CSVLogger.on_train_begin has removed, and lets it append."""
-    with tf.io.gfile.GFile(logger.filename, "w") as file:
-        file.write(rows)
-    append, logger.append = logger.append, True
-    logger.on_train_begin()
-    logger.append, logger.keys = append, keys
-
-
 def _kind(value: Any) -> str:
     """Returns the dtype and shape of an array or a variable, such as "float32 [3, 3, 1, 32]"."""
     dtype = value.dtype if isinstance(value.dtype, str) else np.dtype(value.dtype).name
     return f"{dtype} {[int(size) for size in value.shape]}"
-
-
-def _differs(path: Path, group: str, ours: str, theirs: str) -> ValueError:
-    return ValueError(f"{path} holds another {group}: here {ours}, in the checkpoint {theirs}.")

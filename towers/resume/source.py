@@ -1,7 +1,4 @@
-"""DataSource gives the examples of one split, from any step of an epoch on.
-
-in memory, tf_data, image_files, random_access (ArrayRecord too), stateful, record_files
-"""
+"""DataSource gives the examples of one split, from any step of an epoch on."""
 
 import hashlib
 import queue
@@ -11,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -31,11 +29,10 @@ def count_elements(dataset: tf.data.Dataset, what: str) -> int:
 
 
 def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
-    """Yields the elements of a dataset in small batches, and prints the progress.
+    """Yields a dataset's elements, numbers of one shape, in small batches; prints the progress.
 
-    Args:
-        values: a dataset of numbers of one shape. It may be slow, or have no end.
-        what: the beginning of the lines on stderr: "counting the examples of mine (train)".
+    A thread reads them, so that a signal ends the reading of a slow dataset at once. `what` begins
+    the lines on stderr: "counting the examples of mine (train)".
     """
     come: queue.SimpleQueue[Any] = queue.SimpleQueue()
     stopped = threading.Event()
@@ -74,7 +71,7 @@ def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
 class Lines:
     """Prints lines on stderr about the progress of work that takes more than a few seconds.
 
-    Each line begins with `what`. The first line ends with `advice`.
+    Each line begins with `what`; the first one ends with `advice`.
     """
 
     def __init__(self, what: str, advice: str = "") -> None:
@@ -97,8 +94,6 @@ _PREFETCHED_BATCHES = 2  # the next batch is ready when a step ends; more batche
 # AutoGraph would take 0.05 s in each process to rewrite a function for tf.data.
 as_written = tf.autograph.experimental.do_not_convert
 
-Order = Callable[[tf.Tensor], tf.Tensor]  # a permutation of 0 ... N - 1
-
 
 class InputOptions(NamedTuple):
     """Holds the configuration's options for reading and changing examples.
@@ -120,27 +115,36 @@ class Epoch(NamedTuple):
 
     batch_size: the number of examples in a global batch, B.
     start_step: the number of steps that are done.
-    order: a function from the number of examples, or of files, to a permutation of them.
-    key: the seed for shuffling within a buffer; None does not shuffle.
-    change: a function (index, x) -> x for each example; None changes nothing.
+    seed: the seed of the run, which shuffles the examples; None does not shuffle.
     number: the number of the epoch, from 0.
+    change: a function (index, x) -> x for each example; None changes nothing.
     """
 
     batch_size: int
     start_step: int = 0
-    order: Callable[[int], Order] = lambda count: lambda positions: positions
-    key: int | None = None
-    change: Callable[[tf.Tensor, Any], Any] | None = None
+    seed: int | None = None
     number: int = 0
+    change: Callable[[tf.Tensor, Any], Any] | None = None
+
+    @property
+    def key(self) -> int:
+        """Returns the seed of the epoch's random numbers. Each pair (seed, number) has its own."""
+        state = np.random.SeedSequence([self.seed or 0, self.number]).generate_state(1, np.uint64)
+        return int(state[0] >> 1)
+
+    def order(self, places: tf.Tensor, count: int) -> tf.Tensor:
+        """Returns the indices, below `count`, of the examples or files at these places."""
+        return places if self.seed is None else shuffled(places, self.seed, self.number, count)
 
     def indices(self, num_examples: int) -> tf.data.Dataset:
         """Returns int64 [B] for each batch: order(start_step * B), ..., order(N - 1)."""
-        order, size = self.order(num_examples), self.batch_size
+        size = self.batch_size
 
         @as_written
         def indices_of(step: tf.Tensor) -> tf.Tensor:
             begin = step * size
-            return order(tf.range(begin, tf.minimum(begin + size, num_examples)))
+            end = tf.minimum(begin + size, num_examples)
+            return self.order(tf.range(begin, end), num_examples)
 
         steps = tf.data.Dataset.range(self.start_step, num_steps(num_examples, size))
         return steps.map(indices_of)
@@ -217,9 +221,7 @@ class DataSource:
     def state(self, epoch: int, examples_done: int) -> Any:
         """Returns JSON values for a checkpoint; None if the epoch and step are enough to resume.
 
-        Args:
-            epoch: the number of complete epochs.
-            examples_done: the number of examples done in this epoch; N or more if all are done.
+        examples_done: the number of examples done in this epoch; N or more if all are done.
         """
         return None
 
@@ -283,27 +285,19 @@ def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
 
 
 def of_examples(
-    examples: tf.data.Dataset,
-    epoch: Epoch,
-    num_threads: int | None = None,
-    is_ragged: bool = False,
+    examples: tf.data.Dataset, epoch: Epoch, num_threads: int | None = None, is_ragged: bool = False
 ) -> tf.data.Dataset:
     """Makes the batches of an epoch from single examples, and changes each x on all cores.
 
     Args:
         examples: pairs (index, example). An example is x, or a tuple that begins with x.
-        epoch: the batch size, and the change of each x.
         num_threads: the number of threads if no x is changed; None uses all cores.
         is_ragged: whether examples are tensors of different lengths, for ragged batches.
     """
     if (change := epoch.change) is None:
         plain = examples.map(as_written(lambda index, example: example))
     else:
-
-        @as_written
-        def changed(index: tf.Tensor, example: Any) -> Any:
-            return with_x(example, lambda x: change(index, x))
-
+        changed = as_written(lambda index, example: with_x(example, partial(change, index)))
         plain, num_threads = examples.map(changed, count_cores(), deterministic=True), None
     batch = plain.ragged_batch if is_ragged else plain.batch
     return prepare_ahead(batch(epoch.batch_size), num_threads or count_cores())
@@ -311,9 +305,8 @@ def of_examples(
 
 def with_x(example: Any, change: Callable[[Any], Any]) -> Any:
     """Changes x in an example or a batch, which is x or a tuple that begins with x."""
-    if isinstance(example, tuple):
-        return (change(example[0]), *example[1:])
-    return change(example)
+    is_tuple = isinstance(example, tuple)
+    return (change(example[0]), *example[1:]) if is_tuple else change(example)
 
 
 def prepare_ahead(batches: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:

@@ -39,7 +39,6 @@ class Repeated:
         Args:
             source: the iterable; it or its iterator has a state.
             where: the name of the source, for errors.
-            at: the number of the first part.
             saved: the result of `saved` from which to resume; None begins a pass.
         """
         self._source, self._where = source, f"{where} ({type(source).__name__})"
@@ -65,10 +64,9 @@ class Repeated:
         return next(self)
 
     def note(self, since: int | None = None) -> None:
-        """Keeps the state before the next part.
+        """Keeps the state before the next part; drops older ones, or all but the first and 255.
 
-        Args:
-            since: drops the states before this part. None keeps the first and 255 newest.
+        since: the number of the first part whose state is kept.
         """
         owner, names = self._owner()
         self._states[self.at] = copy.deepcopy(getattr(owner, names[0])())
@@ -85,7 +83,7 @@ class Repeated:
         """Returns the noted state before part `at`, as JSON values.
 
         Raises:
-            ValueError: JSON cannot hold a value of the state.
+            ValueError: a value of the state has another type.
         """
         try:
             return encoded(self._states[at])
@@ -126,10 +124,9 @@ def encoded(value: Any) -> Any:
         return value
     if isinstance(value, bytes):
         return {"bytes": base64.b64encode(value).decode()}
-    if isinstance(value, list):
-        return [encoded(part) for part in value]
-    if isinstance(value, tuple):
-        return {"tuple": [encoded(part) for part in value]}
+    if isinstance(value, list | tuple):
+        parts = [encoded(part) for part in value]
+        return {"tuple": parts} if isinstance(value, tuple) else parts
     if isinstance(value, dict):
         return {"dict": [[encoded(key), encoded(part)] for key, part in value.items()]}
     if type(value).__module__ == "torch" and hasattr(value, "numpy"):

@@ -13,7 +13,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 
 from towers.app.datasets import augment as augment_lib
 from towers.app.datasets.augment import example_seed
@@ -21,7 +20,7 @@ from towers.app.datasets.dataset import Split
 from towers.app.datasets.pixels import with_bytes
 from towers.app.datasets.user import source_of
 from towers.resume import source as source_lib
-from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written, shuffled
+from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written
 
 
 class Examples(NamedTuple):
@@ -77,14 +76,11 @@ def shuffled_batches(
     Batches, such as (x [B, ...], y [B]), are changed by `augment` and `mix`; the last one may be
     shorter. seed: the seed of the run. epoch: the number of the epoch, from 0.
     """
-    # Each pair (seed, epoch) gets its own key.
-    key = int(np.random.SeedSequence([seed, epoch]).generate_state(1, np.uint64)[0] >> 1)
-    augment, mix = examples.augment, examples.mix
-    batches = _batches(examples, Epoch(
-        batch_size, start_step, key=key, number=epoch,
-        order=lambda count: lambda indices: shuffled(indices, seed, epoch, count),
-        change=augment and (lambda index, x: augment(x, example_seed(key, index))),
-    ))
+    rest = Epoch(batch_size, start_step, seed, epoch)
+    key, augment, mix = rest.key, examples.augment, examples.mix
+    if augment is not None:
+        rest = rest._replace(change=lambda index, x: augment(x, example_seed(key, index)))
+    batches = _batches(examples, rest)
     if mix is None:
         return batches
     # Negative, unlike the index of an example.

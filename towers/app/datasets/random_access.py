@@ -59,10 +59,14 @@ class RandomAccess(DataSource):
         if isinstance(self.source.examples, ArrayRecords):
             yield from self.source.examples.identity()
 
+    def indices(self, epoch: Epoch) -> tf.data.Dataset:
+        """Returns the indices of each batch's examples, int64 [B]."""
+        return epoch.indices(self.num_examples)
+
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns the batches that arrays in memory would give. Iterating may raise ValueError."""
         failed: list[ValueError] = []  # the reader's error, of which tf.data shows only a part
-        indices = epoch.indices(self.num_examples)
+        indices = self.indices(epoch)
 
         def generate() -> Iterator[Any]:
             failed.clear()
@@ -167,10 +171,10 @@ class Stateful(RandomAccess):
             )
         return self
 
-    def batches(self, epoch: Epoch) -> ExplainedBatches:
-        """Returns batches of the next examples. `epoch.order` is ignored."""
+    def indices(self, epoch: Epoch) -> tf.data.Dataset:
         first = epoch.number * self.num_examples
-        return super().batches(epoch._replace(order=lambda _: lambda indices: indices + first))
+        in_order = epoch._replace(seed=None).indices(self.num_examples)
+        return in_order.map(as_written(lambda indices: indices + first))
 
     def state(self, epoch: int, examples_done: int) -> Any:
         return self.source.examples.saved(self._number(epoch, examples_done))

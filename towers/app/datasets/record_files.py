@@ -96,7 +96,7 @@ class TfRecords(Streamed):
     def ordered(self, epoch: Epoch) -> tf.data.Dataset:
         """Returns (index, record): files in the order of `epoch`, then records in file order."""
         count = len(self.files)
-        places = epoch.order(count)(tf.range(count, dtype=tf.int64)).numpy()
+        places = epoch.order(tf.range(count, dtype=tf.int64), count).numpy()
         paths, _, *others = zip(*[self.files[place] for place in places], strict=True)
         return tf.data.Dataset.from_tensor_slices((list(paths), *map(list, others))).flat_map(
             lambda path, compression, begin:

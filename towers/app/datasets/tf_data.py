@@ -76,7 +76,7 @@ class Streamed(DataSource):
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         has_all = tf.data.experimental.assert_cardinality(self.num_examples)
         records, size = self.ordered(epoch).apply(has_all), epoch.batch_size
-        if epoch.key is not None:
+        if epoch.seed is not None:
             records = records.shuffle(
                 self.shuffle_buffer, epoch.key, reshuffle_each_iteration=False
             )

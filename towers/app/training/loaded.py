@@ -79,7 +79,7 @@ def load_newest(
             )
         run.train.source.go_on(*_place(run, train_state), state.get(_ITERATOR))
     build_metrics(run, checkpointer)
-    checkpointer.restore()
+    checkpointer.restore(callbacks=False)
     return train_state
 
 
@@ -96,7 +96,6 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
     if is_new:
         build_metrics(run, checkpointer)
     checkpointer.restore()
-    checkpointer.restore_callbacks()
     checkpointer.found = None
     if run.workers.cluster.is_chief:
         config = dataclasses.replace(run.config, resume=None)
