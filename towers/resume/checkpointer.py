@@ -49,12 +49,10 @@ class Checkpointer:
         every: int | None = None, argument: str = "run_dir", mirror: Mirror | None = None,
     ) -> None:
         """
-        Args:
-            workers: the processes that train together; all have the same state.
-            warn: called with one line if something cannot be written.
-            every: the number of updates between checkpoints. None saves about every 10 minutes.
-            argument: the user's name for the directory, for errors.
-            mirror: uploads the directory if it is the local copy of a remote one.
+        warn: called with one line if something cannot be written.
+        every: the number of updates between checkpoints. None saves about every 10 minutes.
+        argument: the user's name for the directory, for errors.
+        mirror: uploads the directory if it is the local copy of a remote one.
         """
         self.directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
         self._workers, self._is_chief = workers, workers.cluster.is_chief
@@ -67,10 +65,7 @@ class Checkpointer:
         self.finished_step: int | None = None
 
     def read(self, resume: bool = True) -> Found | None:
-        """Returns the newest good checkpoint in all workers; None if not `resume`.
-
-        It changes no file. If all checkpoints are damaged, it raises ValueError.
-        """
+        """Returns the newest good checkpoint in all workers; None if not `resume`."""
         if self._is_chief:
             self.found = checkpoints.read_newest(self._checkpoints) if resume else None
             self.finished_step = None
@@ -108,15 +103,11 @@ class Checkpointer:
         self, then: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, Any],
         whose: str, remedy: str,
     ) -> None:
-        """Raises ValueError if another run or fit wrote the checkpoint.
+        """Raises ValueError if another run or fit (`whose`) wrote the checkpoint.
 
-        Without a check of the options, the checkpoint's learning rate would replace the script's,
-        but the script's schedule would replace the checkpoint's.
-
-        Args:
-            then, now: the settings that the result depends on, by name, in the checkpoint and now.
-            options: the optimizer's options now, such as {"optimizer.learning_rate": 0.001}.
-            whose: "run" or "fit". remedy: a sentence that says what to do.
+        then, now: the settings that the result depends on, by name, in the checkpoint and now.
+        options: the optimizer's options now, such as {"optimizer.learning_rate": 0.001}. If they
+            differed, the checkpoint would bring its learning rate, but not its schedule.
         """
         assert self.found is not None
         # Older checkpoints have no options.
@@ -138,20 +129,14 @@ class Checkpointer:
     ) -> None:
         """Sets the content of the checkpoints.
 
-        Args:
-            variables: returns all variables that the next steps depend on, by group.
-            callbacks: the user's callbacks, whose state is saved, too.
-            state: plain values by name, or functions of the TrainState that return them.
+        variables: returns all variables that the next steps depend on, by group.
+        state: plain values by name, or functions of the TrainState that return them.
         """
         self._variables, self._callbacks, self._state = variables, list(callbacks), dict(state)
         callback_internals.note_weights(self._callbacks)
 
     def restore(self, callbacks: bool = True) -> None:
-        """Restores the variables, and the callbacks' state, from the checkpoint that was found.
-
-        Raises:
-            ValueError: the variables differ from the saved variables in number, shape or dtype.
-        """
+        """Restores the variables, and the callbacks' state, from the checkpoint that was found."""
         if self.found is not None:
             state, arrays = self.found.checkpoint
             assign_arrays(self._variables(), arrays, self.found.path)
@@ -161,9 +146,8 @@ class Checkpointer:
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
         """Copies the state and starts to write it. It waits only for the previous write.
 
-        Raises:
-            LostDirectoryError: another process trains in the remote directory, and the run does not
-                end here anyway (`is_last`).
+        It raises LostDirectoryError if another process trains in the remote directory, unless the
+        run ends here anyway (`is_last`).
         """
         self._saved_at = time.monotonic()
         if not self._is_chief:

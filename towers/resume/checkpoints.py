@@ -87,11 +87,8 @@ def outdated(paths: Iterable[Path], newest: Path, best_step: int | None) -> list
 def write(path: Path, checkpoint: Checkpoint) -> None:
     """Writes a checkpoint so that `path` is either complete and on the disk, or does not exist.
 
-    A good checkpoint of this name is kept, because a run has only one state at each step.
-
-    Raises:
-        OSError: the checkpoint cannot be written. Its partial files are removed.
-        DamagedError: the checkpoint cannot be read back. Its files are removed.
+    A good checkpoint of this name is kept, because a run has only one state at each step. A
+    checkpoint that cannot be read back is removed, and raises DamagedError.
     """
     if not is_good(path):
         run_dir.remove(path)
@@ -189,11 +186,7 @@ def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarr
 
 
 def read_newest(directory: Path) -> Found | None:
-    """Reads the newest good checkpoint. Returns None if the directory holds no checkpoints.
-
-    Raises:
-        ValueError: all checkpoints are damaged, or a newer version of towers wrote one of them.
-    """
+    """Reads the newest good checkpoint; None without checkpoints, ValueError if none is good."""
     wrong: list[str] = []
     for path in find(directory):
         try:
@@ -227,11 +220,7 @@ def prune(newest: Path, best_step: int | None) -> None:
 
 
 def json_copy(value: Any) -> Any:
-    """Copies JSON values by writing and reading JSON: tuples become lists, and keys become text.
-
-    Raises:
-        ValueError: JSON cannot hold one of the values.
-    """
+    """Copies JSON values: tuples become lists, keys become text, other types raise ValueError."""
     try:
         return json.loads(json.dumps(value))
     except (TypeError, ValueError, RecursionError) as error:

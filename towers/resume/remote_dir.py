@@ -75,9 +75,8 @@ class Mirror:
     def upload(self, newest: Path | None = None, best_step: int | None = None) -> None:
         """Uploads all changes. After a new checkpoint, removes outdated remote checkpoints.
 
-        Args:
-            newest: the checkpoint in the copy that has just been written, or None.
-            best_step: the step of the best checkpoint, which is kept.
+        newest: the checkpoint in the copy that has just been written, or None.
+        best_step: the step of the best checkpoint, which is kept.
 
         Raises:
             LostDirectoryError: the upload is not complete. The next call tries again.
@@ -117,11 +116,8 @@ def mirrored(
 ) -> Iterator[Mirror | None]:
     """Gives a `Mirror` of a remote directory, and uploads it at the end; None for a local one.
 
-    Args:
-        directory: a path, a URL or None.
-        warn: called with one line if the last upload fails after another error.
-        is_new: whether the directory must be empty; if not, its files are downloaded.
-        argument: the user's name for the directory, for errors.
+    warn: called with one line if the last upload fails after another error.
+    is_new: whether the directory must be empty; if not, its files are downloaded.
 
     Raises:
         ValueError: it is not empty, or cannot be reached, or a package is missing.

@@ -12,11 +12,7 @@ class FitOption(keras.callbacks.Callback):
     """Marks a callback that only sets an option: a parallel model's `fit` looks for it."""
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raises an error, because only a parallel model's `fit` obeys the callback.
-
-        Raises:
-            ValueError: always.
-        """
+        """Raises ValueError, because only a parallel model's `fit` obeys the callback."""
         name = f"towers.{type(self).__name__}"
         raise ValueError(
             f"{name} works only in the fit of a parallel model. Make one with parallel = "
@@ -59,11 +55,7 @@ class Resume(FitOption):
 
 
 def only_one(kind: type, callbacks: Any) -> Any:
-    """Returns the callback of class `kind` in the `callbacks` argument of `fit`, or None.
-
-    Raises:
-        ValueError: there are two such callbacks.
-    """
+    """Returns the callback of class `kind` in `fit`'s `callbacks`; ValueError if there are two."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return None  # Keras' fit runs this list as it is, and our callback raises
     found = [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, kind)]

@@ -78,15 +78,10 @@ def make_data(
     start: Start, x: Any, y: Any, sample_weight: Any, batch_size: Any, shuffle: Any, *,
     done: Callable[[], int] = lambda: 0, saved: Any = None,
 ) -> Data:
-    """Makes data for `fit` that begin at a Start.
+    """Makes data of the arguments of `fit`; raises ValueError if their order is not known.
 
-    Args:
-        x, y, sample_weight, batch_size, shuffle: the arguments of `keras.Model.fit`.
-        done: returns the number of steps so far.
-        saved: the JSON values from which data with a state resume, or None.
-
-    Raises:
-        ValueError: the order of the data is not known, or their state cannot be saved.
+    done: returns the number of steps so far.
+    saved: the JSON values from which data with a state resume, or None.
     """
     if isinstance(x, tf.data.Dataset):
         return _passes(x, start)
@@ -123,11 +118,7 @@ def are_arrays(x: Any) -> bool:
 
 
 def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
-    """Splits arrays like Keras' `validation_split`: the last `share` of the rows is for validation.
-
-    Raises:
-        ValueError: one of the two parts would be empty.
-    """
+    """Splits arrays as `validation_split` does: the last `share` of the rows is for validation."""
     parts = _tensors(parts)
     count = _num_rows(parts)
     at = int(np.floor(count * (1.0 - share)))

@@ -51,14 +51,10 @@ def resumed_fit(
 ) -> Any:
     """Runs `fit`, and returns its history with the epochs of all processes.
 
-    Args:
-        fit: Keras' `fit` of the compiled parallel model.
-        arguments: all arguments of `keras.Model.fit` by name; the callbacks contain `resume`.
-        identity: settings of the towers, as plain values, that must not differ in a resumed fit.
-        prepare: creates all variables for a batch's specs; returns those that Keras may not list.
-
-    Raises:
-        ValueError: the directory holds another fit, or cannot be used.
+    fit: Keras' `fit` of the compiled parallel model.
+    arguments: all arguments of `keras.Model.fit` by name; the callbacks contain `resume`.
+    identity: settings of the towers, as plain values, that must not differ in a resumed fit.
+    prepare: creates all variables for a batch's specs; returns those that Keras may not list.
     """
     workers = Workers(join_workers())
     is_chief = workers.cluster.is_chief  # other workers may not see its disk
@@ -169,14 +165,10 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         workers: Workers, **options: Any,
     ) -> None:
         """
-        Args:
-            callbacks: the user's callbacks, without the Resume.
-            directory: the path or URL that the user gave, for messages.
-            state: the point where the fit begins; it is updated after each step.
-            data: the training data, from that point on.
-            pending: holds a signal until the end of a step.
-            workers: the processes that train together. All obey a signal to one of them.
-            options: keyword arguments for `keras.callbacks.CallbackList`.
+        directory: the path or URL that the user gave, for messages.
+        state: the point where the fit begins; it is updated after each step.
+        pending: holds a signal until the end of a step. All workers obey a signal to one of them.
+        options: keyword arguments for `keras.callbacks.CallbackList`.
         """
         super().__init__(list(callbacks), add_history=True, **options)
         self._directory, self._checkpointer, self._state = directory, checkpointer, state
@@ -223,11 +215,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
                 lines.show(index + 1)
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Begins the callbacks, then restores their state and the variables.
-
-        Raises:
-            ValueError: the first checkpoint cannot be written.
-        """
+        """Begins the callbacks, then restores their state and the variables."""
         super().on_train_begin(logs)
         self._checkpointer.restore()
         self._state.give_history(self.model.history)

@@ -90,14 +90,9 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
     Two processes never get the same directory: one mkdir makes a numbered directory, and one
     exclusive open makes config.json.
 
-    Args:
-        run_dir: the directory. None means the next free runs/<name>-001, -002, ...
-        name: the name of the run, such as "cnn-mnist".
-        config: the text of config.json.
-        begun: the directory that relative paths, and the result, start from.
-
-    Raises:
-        ValueError: it is not empty (the message says how to resume), a file, or not writable.
+    run_dir: the directory. None means the next free runs/<name>-001, -002, ...
+    config: the text of config.json.
+    begun: the directory that relative paths, and the result, start from.
     """
     if run_dir is None:
         named = _create_numbered(file_name(name), begun)
@@ -200,11 +195,9 @@ def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]
 
 @contextmanager
 def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
-    """Holds a run's lock. The system frees the lock when the process ends or is killed.
+    """Holds a run's lock, which the system frees when the process ends or is killed.
 
-    Raises:
-        ValueError: another process holds the lock, or the lock file cannot be made. The message
-            calls the directory `argument`.
+    It raises ValueError if another process holds the lock. Messages call the directory `argument`.
     """
     with explained(path, argument):
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)

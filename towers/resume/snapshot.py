@@ -31,10 +31,8 @@ def compared(optimizers: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Gives a fit the options of the script, {"optimizer.learning_rate": 0.001, ...}.
 
     Callbacks may change the learning rate during the fit. If a later fit uses the same optimizer
-    object, the options are still the script's, unless the script has changed them.
-
-    Args:
-        optimizers: optimizers by name. Values that are not optimizers are ignored.
+    object, the options are still the script's, unless the script has changed them. Values of
+    `optimizers` that are not optimizers are ignored.
     """
     named = {n: o for n, o in optimizers.items() if isinstance(o, keras.optimizers.Optimizer)}
     told: dict[str, dict[str, Any]] = {}
@@ -113,12 +111,9 @@ def copy_arrays(groups: Mapping[str, Sequence[keras.Variable]]) -> dict[str, np.
 def assign_arrays(
     groups: Mapping[str, Sequence[keras.Variable]], arrays: dict[str, np.ndarray], path: Path
 ) -> None:
-    """Assigns the arrays from `copy_arrays` to the variables.
+    """Assigns the arrays from `copy_arrays` to the variables; if one differs, to none.
 
     Variables are matched by order, because their paths count earlier models of the process.
-
-    Raises:
-        ValueError: names the first variable whose dtype or shape differs. Nothing is assigned.
     """
     pairs: list[tuple[Any, np.ndarray]] = []
     for group, variables in groups.items():
@@ -150,9 +145,7 @@ def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def callbacks_state(
-    callbacks: Sequence[Any], warn: Callable[[str], None]
-) -> list[dict[str, Any]]:
+def callbacks_state(callbacks: Sequence[Any], warn: Callable[[str], None]) -> list[dict[str, Any]]:
     """Copies the state of each callback as JSON values.
 
     A custom callback has a state if it defines `get_state()` -> JSON values and `set_state(value)`.
@@ -194,16 +187,10 @@ def restore_callbacks(
     callbacks: Sequence[Any], states: Sequence[dict[str, Any]], arrays: dict[str, np.ndarray],
     warn: Callable[[str], None],
 ) -> None:
-    """Restores the state of callbacks. New callbacks keep their initial state.
+    """Restores the results of `callbacks_state` and, from `arrays`, of `callbacks_arrays`.
 
-    Args:
-        callbacks: the k-th callback of a class gets the k-th saved state of this class.
-        states: the results of `callbacks_state`.
-        arrays: all arrays of the checkpoint, including the results of `callbacks_arrays`.
-        warn: called with one line for each callback whose state could not be saved.
-
-    Raises:
-        ValueError: the model holds averages, but the SwapEMAWeights that made them is missing.
+    The k-th callback of a class gets the k-th saved state of this class; new callbacks keep their
+    initial state. Calls `warn` with one line for each state that could not be saved.
     """
     left = dict(enumerate(states))
     for callback in callbacks:

@@ -154,9 +154,8 @@ class Epoch(NamedTuple):
 class ExplainedBatches:
     """Yields the batches of a tf.data.Dataset, and explains TensorFlow's errors.
 
-    dataset: the dataset of the batches.
-    explain: called with the number of batches before an error of TensorFlow. It raises ValueError
-        if it knows the reason.
+    explain: called with the number of batches before an error. It raises ValueError if it knows
+        the reason.
     """
 
     dataset: tf.data.Dataset
@@ -287,12 +286,10 @@ def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
 def of_examples(
     examples: tf.data.Dataset, epoch: Epoch, num_threads: int | None = None, is_ragged: bool = False
 ) -> tf.data.Dataset:
-    """Makes the batches of an epoch from single examples, and changes each x on all cores.
+    """Makes the batches of an epoch from pairs (index, example), and changes x on all cores.
 
-    Args:
-        examples: pairs (index, example). An example is x, or a tuple that begins with x.
-        num_threads: the number of threads if no x is changed; None uses all cores.
-        is_ragged: whether examples are tensors of different lengths, for ragged batches.
+    num_threads: the number of threads if no x is changed; None uses all cores.
+    is_ragged: whether examples are tensors of different lengths, for ragged batches.
     """
     if (change := epoch.change) is None:
         plain = examples.map(as_written(lambda index, example: example))

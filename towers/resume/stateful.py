@@ -36,10 +36,8 @@ class Repeated:
 
     def __init__(self, source: Any, where: str, at: int = 0, saved: Any = None) -> None:
         """
-        Args:
-            source: the iterable; it or its iterator has a state.
-            where: the name of the source, for errors.
-            saved: the result of `saved` from which to resume; None begins a pass.
+        where: the name of the source, for errors.
+        saved: the result of `saved` from which to resume; None begins a pass.
         """
         self._source, self._where = source, f"{where} ({type(source).__name__})"
         self._iterator: Iterator[Any] = iter(())
@@ -80,11 +78,7 @@ class Repeated:
         self._states[at] = decoded(saved)
 
     def saved(self, at: int) -> Any:
-        """Returns the noted state before part `at`, as JSON values.
-
-        Raises:
-            ValueError: a value of the state has another type.
-        """
+        """Returns the noted state before part `at`, as JSON values."""
         try:
             return encoded(self._states[at])
         except ValueError as error:
@@ -114,11 +108,8 @@ class Repeated:
 def encoded(value: Any) -> Any:
     """Encodes numbers, text, bytes, lists, tuples, dicts and NumPy or torch arrays as JSON values.
 
-    It does not use pickle, which can run any code:
     {"at": 3, "order": array([2, 0])} -> {"dict": [["at", 3], ["order", {"array": ...}]]}
-
-    Raises:
-        ValueError: the value has, or contains, another type.
+    Other types raise ValueError: pickle, which takes all types, can run any code.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value

@@ -34,14 +34,10 @@ def find_monitor(
 ) -> Monitor:
     """Returns the monitor for the options of a user.
 
-    Args:
-        column: a column, or None for the first of val_accuracy, val_loss and loss that exists.
-        mode: "min", "max", or "auto" for the direction that Keras gives the metric.
-        directions: "up", "down" or None (unknown) for the loss and each metric.
-        columns: the loss and the metrics of results.csv, and their val_ columns.
-
-    Raises:
-        ValueError: there is no such column, or Keras does not know its direction.
+    column: a column, or None for the first of val_accuracy, val_loss and loss that exists.
+    mode: "min", "max", or "auto" for the direction that Keras gives the metric.
+    directions: "up", "down" or None (unknown) for the loss and each metric.
+    columns: the loss and the metrics of results.csv, and their val_ columns.
     """
     if column is None:
         column = next(name for name in _DEFAULTS if name in columns)
@@ -115,11 +111,6 @@ class TrainState:
 
         The first of equal epochs is the best. An epoch is never the best if its monitored value
         is not finite, or its loss, which is val_loss with validation.
-
-        Args:
-            result: the epoch's row of results.csv.
-            logs: the means of the epoch by column, including validation.
-            monitor: the value that compares epochs.
         """
         value = monitor.score(logs[monitor.column])
         loss = logs["val_loss" if "val_loss" in logs else "loss"]
