@@ -16,7 +16,6 @@ import towers
 from tests.app import run_test
 from tests.app.run_test import config
 from tests.resuming import RUN, interrupted
-from tests.results import COLUMNS
 from towers.resume import checkpoints, run_dir
 from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
@@ -69,7 +68,8 @@ def test_a_run_of_before_there_were_other_tasks_goes_on(whole):
         del settings[field], checkpoint.state["config"][field]
     (RUN / "config.json").write_text(json.dumps(settings))
     (row,) = checkpoint.state["position"]["results"]
-    assert row[:5] == [1, *(whole[name][0] for name in COLUMNS)] and len(row) == 7
+    columns = ("loss", "accuracy", "val_loss", "val_accuracy")
+    assert row[:5] == [1, *(whole[name][0] for name in columns)] and len(row) == 7
     shutil.rmtree(RUN / "checkpoints")
     (RUN / "checkpoints").mkdir()
     checkpoints.write(path, checkpoint)

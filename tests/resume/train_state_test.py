@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.results import classifier_result
 from towers.resume.train_state import Monitor, TrainState, find_monitor, plain
 
 LOWEST_LOSS = Monitor("val_loss", highest=False)
@@ -15,8 +14,8 @@ DIRECTIONS = {"loss": "down", "mae": "down", "auc": "up", "mean": None}
 COLUMNS = [*DIRECTIONS, *(f"val_{name}" for name in DIRECTIONS)]
 
 
-def result(epoch, accuracy=0.5):
-    return classifier_result(epoch, 1.0, accuracy, 1.0, accuracy, 1.0, 1.0)
+def row(epoch, accuracy=0.5):
+    return [epoch, 1.0, accuracy, 1.0, accuracy, 1.0, 1.0]
 
 
 def logs(accuracy=0.5):
@@ -32,7 +31,7 @@ def two_epochs_and_a_step():
     for epoch, accuracy in enumerate([0.75, 0.5], 1):
         for _ in range(4):
             train_state.add_step({"loss": tf.constant(1.0)})
-        train_state.end_epoch(result(epoch, accuracy), logs(accuracy), Monitor())
+        train_state.end_epoch(row(epoch, accuracy), logs(accuracy), Monitor())
     train_state.add_step({"loss": tf.constant(0.5)})
     return train_state
 
@@ -41,14 +40,14 @@ def test_it_counts_steps_and_epochs():
     train_state = two_epochs_and_a_step()
     assert (train_state.step, train_state.epoch, train_state.epoch_step) == (9, 2, 1)
     assert train_state.history["val_accuracy"] == [0.75, 0.5]
-    assert [row[0] for row in train_state.results] == [1, 2]
+    assert [values[0] for values in train_state.results] == [1, 2]
     assert best_of(train_state) == (0.75, 4, 1)
 
 
 def test_json_brings_it_back():
     train_state = two_epochs_and_a_step()
     saved = train_state.to_json()
-    train_state.end_epoch(result(3), logs(), Monitor())  # changes nothing of what is saved
+    train_state.end_epoch(row(3), logs(), Monitor())  # changes nothing of what is saved
     train_state = two_epochs_and_a_step()
     again = TrainState.from_json(json.loads(json.dumps(saved)))
     assert again.logs == {"loss": 0.5}
@@ -92,7 +91,7 @@ def best_after(values, monitor, **others):
     for epoch, value in enumerate(values, 1):
         train_state.step = 10 * epoch
         logs = {"val_loss": 1.0, **others, monitor.column: value}
-        train_state.end_epoch(result(epoch), logs, monitor)
+        train_state.end_epoch(row(epoch), logs, monitor)
     return best_of(train_state)
 
 

@@ -27,7 +27,6 @@ from towers.machine import hang, callback_internals
 from towers.machine.signals import Pending
 from towers.parallel.fresh_copies import are_trusted
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.run_dir import Result
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError, values_explained
 from towers.step.prefetch import prefetched
@@ -105,11 +104,8 @@ class Loop:
                 logs |= {f"val_{name}": value for name, value in values.items()}
             pace.end_epoch()
 
-            columns = {name: logs[name] for name in run.columns}
-            row = Result(
-                state.epoch + 1, columns, pace.epoch_seconds, pace.examples_per_second,
-                digest(model),
-            )
+            speed = [pace.epoch_seconds, pace.examples_per_second]
+            row = [state.epoch + 1, *(logs[name] for name in run.columns), *speed, digest(model)]
             state.end_epoch(row, logs, run.monitor)
             self._tell("on_epoch_end", state.epoch - 1, logs)
             state.stopped = bool(model.stop_training)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from towers.machine import places
 
@@ -39,37 +39,6 @@ CHECKPOINTS = "checkpoints"
 PROFILE = "profile"
 LOCK = "lock"  # in CHECKPOINTS
 COMPLETE = "complete"  # in CHECKPOINTS: holds the last step of a run that has ended
-
-
-class Result(NamedTuple):
-    """Holds one epoch, which is a row of results.csv.
-
-    epoch: the number of the epoch, from 1.
-    values: {"loss": ..., metric: ...}, means over the epoch's training batches; then
-        {"val_loss": ..., ...}, means over the test examples after the epoch.
-    seconds: the time of the whole epoch, including validation.
-    examples_per_second: the training speed, without the run's first step, which traces.
-    digest: `towers.digest` of the model after the epoch; "" in epochs of older versions.
-    """
-
-    epoch: int
-    values: dict[str, float]
-    seconds: float
-    examples_per_second: float
-    digest: str = ""
-
-    @classmethod
-    def of(cls, row: Sequence[Any], names: Sequence[str]) -> "Result":
-        """Makes the result of a row. `names` are the columns of `values`, in order."""
-        epoch, *values = row
-        named = dict(zip(names, values, strict=False))
-        return cls(int(epoch), named, *values[len(names):])
-
-    @property
-    def row(self) -> list[Any]:
-        """Returns the values in the order of the columns."""
-        speed = self.examples_per_second
-        return [self.epoch, *self.values.values(), self.seconds, speed, self.digest]
 
 
 def check(run_dir: str | None) -> None:
@@ -172,21 +141,17 @@ def flush_to_disk(path: Path) -> None:
 
 
 def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Replaces results.csv by these rows. Without rows, removes the file.
+    """Replaces results.csv by these rows, one for each epoch. Without rows, removes the file.
 
-    Args:
-        path: the path of the file.
-        names: the columns between "epoch" and "seconds".
-        rows: as `Result.row`, one for each epoch.
-
-    Raises:
-        OSError: the file cannot be written. The old file is kept.
+    names: the means over the epoch's training batches, such as "loss"; then means over the test
+        examples after the epoch, such as "val_loss".
+    rows: [epoch, one number for each name, seconds, examples per second, digest]. Rows of older
+        versions have no digest.
     """
-    results = [Result.of(row, names) for row in rows]
     lines = [["epoch", *names, "seconds", "examples_per_second", "digest"]]
-    for epoch, values, seconds, speed, digest in results:
-        numbers = [f"{value:.6g}" for value in (*values.values(), seconds, speed)]
-        lines.append([str(epoch), *numbers, digest])
+    for epoch, *values in rows:
+        numbers = [f"{value:.6g}" for value in values[:len(names) + 2]]
+        lines.append([str(int(epoch)), *numbers, *(values[len(numbers):] or [""])])
     if rows:
         write_text(path, "".join(f"{','.join(line)}\n" for line in lines))
     else:

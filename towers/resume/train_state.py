@@ -8,8 +8,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from towers.resume.run_dir import Result
-
 _DEFAULTS = ("val_accuracy", "val_loss", "loss")  # the first one that is a column is used
 
 
@@ -61,7 +59,7 @@ class TrainState:
     step: updates in all epochs. epoch: complete epochs. epoch_step: updates in this epoch.
     logs: the running means of this epoch, {"loss": ...}.
     history: the values of the complete epochs, {"loss": [one per epoch], ...}.
-    results: the rows of results.csv, as numbers.
+    results: the rows of results.csv, as `run_dir.write_results` takes them.
     best: the monitored value of the best epoch, negated if lower is better; None before the first
         finite epoch. best_step: the number of updates when it ended, or None.
     best_saved: the step whose weights best.keras holds, or None.
@@ -75,7 +73,7 @@ class TrainState:
     epoch_step: int = 0
     logs: dict[str, Any] = dataclasses.field(default_factory=dict)
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    results: list[list[float]] = dataclasses.field(default_factory=list)
+    results: list[list[Any]] = dataclasses.field(default_factory=list)
     best: float | None = None
     best_step: int | None = None
     best_saved: int | None = None
@@ -106,11 +104,13 @@ class TrainState:
         self.logs = logs
         self.in_step = False
 
-    def end_epoch(self, result: Result, logs: Mapping[str, float], monitor: Monitor) -> None:
+    def end_epoch(self, row: list[Any], logs: Mapping[str, float], monitor: Monitor) -> None:
         """Counts the epoch under way as complete, after its validation.
 
         The first of equal epochs is the best. An epoch is never the best if its monitored value
         is not finite, or its loss, which is val_loss with validation.
+
+        row: the epoch's row of results.csv. logs: the means of the epoch by column.
         """
         value = monitor.score(logs[monitor.column])
         loss = logs["val_loss" if "val_loss" in logs else "loss"]
@@ -118,7 +118,7 @@ class TrainState:
             self.best, self.best_step, self.epochs_since_best = value, self.step, 0
         else:
             self.epochs_since_best += 1
-        self.results.append(result.row)
+        self.results.append(row)
         self.epoch, self.epoch_step, self.logs = self.epoch + 1, 0, {}
         for name, value in logs.items():
             self.history.setdefault(name, []).append(value)

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from towers.app.reporting.charts import draw_curves
-from towers.resume.run_dir import Result
 from towers.resume.train_state import Monitor
 
 
@@ -21,15 +20,14 @@ from towers.resume.train_state import Monitor
     ["loss"], ["loss", "val_loss"], ["loss", "accuracy", "b", "c", "val_loss", "val_accuracy"],
 ])
 def test_curves_are_drawn_for_any_epochs_and_columns(columns, values, tmp_path):
-    rows = [Result(i, dict.fromkeys(columns, v), 1.0, 1.0) for i, v in enumerate(values, 1)]
-    draw_curves(tmp_path / "results.png", rows, "a run", Monitor(columns[-1]))
+    shown = dict.fromkeys(columns, values) if values else {}
+    draw_curves(tmp_path / "results.png", shown, "a run", Monitor(columns[-1]))
     assert os.listdir(tmp_path) == (["results.png"] if values else [])
 
 
 def test_each_metric_has_a_chart_which_marks_the_best_epoch_and_leaves_gaps(tmp_path):
-    losses = [3.0, math.nan, 0.01]
-    rows = [Result(i, {"loss": 0.5, "mae": i, "val_loss": v, "val_mae": i}, 1.0, 1.0)
-            for i, v in enumerate(losses, 1)]
+    maes = [1, 2, 3]
+    rows = {"loss": [0.5] * 3, "mae": maes, "val_loss": [3.0, math.nan, 0.01], "val_mae": maes}
     with mock.patch.object(Figure, "savefig", autospec=True, side_effect=Figure.savefig) as savefig:
         draw_curves(tmp_path / "results.png", rows, "a run", Monitor("val_loss", highest=False))
     loss, mae = savefig.call_args.args[0].axes

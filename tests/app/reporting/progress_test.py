@@ -5,14 +5,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.results import COLUMNS, classifier_result
 from towers.app.config import TrainConfig
 from towers.app.reporting import progress
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
 from towers.resume.train_state import TrainState
 
-LOGS = classifier_result(2, 0.5, 0.75, 0.25, 0.875, 12.0, 3912.3).values
+LOGS = {"loss": 0.5, "accuracy": 0.75, "val_loss": 0.25, "val_accuracy": 0.875}
 
 
 class Case:
@@ -28,7 +27,7 @@ class Case:
         self.run = run = SimpleNamespace(
             config=TrainConfig(epochs=12), step=SimpleNamespace(optimizer=self.optimizer),
             train=SimpleNamespace(source=source), batch_size=8, steps_an_epoch=4,
-            metrics=["loss", "accuracy"], columns=COLUMNS, first_iteration=0, num_steps=48,
+            metrics=["loss", "accuracy"], columns=list(LOGS), first_iteration=0, num_steps=48,
         )
         self.lines = ProgressLines(self.out, run, self.state)
         pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)

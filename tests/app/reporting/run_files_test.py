@@ -8,7 +8,6 @@ import pytest
 
 import towers
 from tests.app.run_test import config, small_data
-from tests.results import COLUMNS, classifier_result
 from towers.app.config import TrainConfig
 from towers.app.reporting.run_files import RunFiles, save_model, unreadable
 from towers.resume.train_state import TrainState
@@ -21,7 +20,8 @@ def _model():
 
 
 def files_of(model, directory, train_state, warn=pytest.fail):
-    run = SimpleNamespace(step=SimpleNamespace(model=model), columns=COLUMNS)
+    columns = ["loss", "accuracy", "val_loss", "val_accuracy"]
+    run = SimpleNamespace(step=SimpleNamespace(model=model), columns=columns)
     return RunFiles(run, directory, train_state, warn)
 
 
@@ -148,7 +148,7 @@ def test_the_averages_are_final_and_a_run_goes_on_from_the_variables_themselves(
 
 
 def row(epoch):
-    return classifier_result(epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5).row
+    return [epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5]
 
 
 def epochs(path):

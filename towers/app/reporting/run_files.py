@@ -22,7 +22,6 @@ from towers.machine import hang
 from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpoints import is_finite, step_of
-from towers.resume.run_dir import Result
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
@@ -120,8 +119,9 @@ class RunFiles(keras.callbacks.Callback):
         """Draws results.png; if that fails, warns and returns."""
         run, path = self._run, self._directory / charts.CURVES
         try:
-            results = [Result.of(row, run.columns) for row in self._train_state.results]
-            charts.draw_curves(path, results, title(run.config, run.step.model), run.monitor)
+            columns = [*zip(*self._train_state.results, strict=False)]  # "epoch" is the first
+            values = dict(zip(run.columns, columns[1:], strict=False))
+            charts.draw_curves(path, values, title(run.config, run.step.model), run.monitor)
         except Exception as error:  # whatever matplotlib raises
             self._warn(
                 f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing."
