@@ -21,9 +21,7 @@ from towers.resume import checkpoints, run_dir
 C, L = keras.callbacks, keras.layers
 ROOT = Path(__file__).parents[1]
 SCRIPT = {  # what an edited script has otherwise
-    "optimizer": lambda: keras.optimizers.Adam(
-        keras.optimizers.schedules.CosineDecay(0.05, STEPS)
-    ),
+    "optimizer": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS)),
     "units": 5, "x": 0.0, "y": False,
 }
 
@@ -236,9 +234,7 @@ def test_what_callbacks_remember_goes_on_with_them(door, tmp_path, monkeypatch):
             return [
                 Count(),
                 C.LearningRateScheduler(lambda epoch, rate: rate * 0.9),
-                C.ReduceLROnPlateau(
-                    "accuracy", factor=0.5, patience=1, min_delta=1.0, mode="max"
-                ),
+                C.ReduceLROnPlateau("accuracy", factor=0.5, patience=1, min_delta=1.0, mode="max"),
                 C.SwapEMAWeights(swap_on_epoch=True),
                 C.CSVLogger(tmp_path / f"{name}.csv"),
                 C.EarlyStopping(

@@ -1,6 +1,7 @@
 """Checkpoints on the disk: whole or not there, every damage seen, the last good one kept."""
 
 import ast
+import hashlib
 import json
 import os
 import signal
@@ -79,9 +80,7 @@ DAMAGES = {
     "garbage": (lambda p: (p / MANIFEST).write_bytes(b"\xff{"), "manifest.json is garbage"),
     "deep": (lambda p: (p / MANIFEST).write_text("[" * 100_000), "manifest.json is garbage"),
     "another number": (
-        lambda p: (p / MANIFEST).write_text(
-            (p / MANIFEST).read_text().replace('"step": 3', '"step": 4')
-        ),
+        lambda p: flip(p / MANIFEST, (p / MANIFEST).read_bytes().index(b'"step": 3') + 8),
         "manifest.json is not what was written",
     ),
     "a directory": (lambda p: ((p / ARRAYS).unlink(), (p / ARRAYS).mkdir()), "arrays.bin"),
@@ -306,13 +305,12 @@ def test_any_list_of_arrays_gives_arrays_or_one_clear_error(arrays, data, tmp_pa
     path = checkpoints.path_of(tmp_path, 0, 1)
     path.mkdir(exist_ok=True)
     (path / ARRAYS).write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
     content = {
-        "format": 1, "state": {}, "arrays": arrays, "size": len(data),
-        "sha256": checkpoints.hashlib.sha256(data).hexdigest(),
+        "format": 1, "state": {}, "arrays": arrays, "size": len(data), "sha256": digest
     }
-    digest = checkpoints.hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    manifest = {"content": content, "sha256": digest}
-    (path / MANIFEST).write_text(json.dumps(manifest))
+    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    (path / MANIFEST).write_text(json.dumps({"content": content, "sha256": digest}))
     read_or_refuse(path)
 
 

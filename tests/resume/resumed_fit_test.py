@@ -172,26 +172,11 @@ def interrupted_fresh(make, directory, after, **options):
     return fit_fresh(make, directory, **options)
 
 
-def test_a_train_step_of_ones_own_goes_on_to_the_same_bits(tmp_path):
-    whole = fit_fresh(own, tmp_path / "whole")
-    assert interrupted_fresh(own, tmp_path / "cut", 6) == whole
-
-
 def kept():
     keras.utils.set_random_seed(3)
     parallel = towers.make_parallel(keeps(), 2, num_towers=3)
     parallel.compile("adam", "mse")
     return parallel
-
-
-def test_what_layers_keep_and_keras_does_not_list_goes_on(tmp_path):
-    """A tf.Variable that counts calls scales the output; a generator is hidden in a closure."""
-    def data():
-        x = rows()[0]
-        return x, x[:, :3]
-
-    whole = fit_fresh(kept, tmp_path / "whole", data=data)
-    assert interrupted_fresh(kept, tmp_path / "cut", 6, data=data) == whole
 
 
 class Two(keras.Model):
@@ -212,14 +197,23 @@ def two():
     return parallel
 
 
-def test_several_outputs_of_a_model_that_is_not_built_go_on(tmp_path):
-    def data():
-        x = rows()[0]
-        return {"x": x}, {"a": x[:, :2], "b": x[:, :1]}
+MODELS = {
+    "a train_step of one's own": (own, lambda x, y: (x, y), {"loss"}),
+    # A tf.Variable that counts calls scales the output; a generator is hidden in a closure.
+    "what layers keep and Keras does not list": (kept, lambda x, y: (x, x[:, :3]), {"loss"}),
+    "several outputs of a model that is not built": (
+        two, lambda x, y: ({"x": x}, {"a": x[:, :2], "b": x[:, :1]}),
+        {"loss", "a_loss", "a_mae", "b_loss"},
+    ),
+}
 
-    whole = fit_fresh(two, tmp_path / "whole", data=data)
-    assert set(whole[0]) == {"loss", "a_loss", "a_mae", "b_loss"}
-    assert interrupted_fresh(two, tmp_path / "cut", 6, data=data) == whole
+
+@pytest.mark.parametrize("name", MODELS)
+def test_all_that_a_model_holds_goes_on_to_the_same_bits(name, tmp_path):
+    make, data, history = MODELS[name]
+    whole = fit_fresh(make, tmp_path / "whole", data=lambda: data(*rows()))
+    assert set(whole[0]) == history
+    assert interrupted_fresh(make, tmp_path / "cut", 6, data=lambda: data(*rows())) == whole
 
 
 def test_a_loss_scale_and_a_mean_of_weights_go_on(float64, tmp_path):
@@ -297,22 +291,18 @@ def names(directory):
     return [path.name for path in reversed(checkpoints.find(directory / "checkpoints"))]
 
 
-@pytest.mark.parametrize("every, expected", [
-    (3, ["epoch-0-step-3", "epoch-1-step-4", "epoch-1-step-6"]),
-    (None, ["epoch-0-step-0", "epoch-1-step-4"]),
+@pytest.mark.parametrize("every, seconds, expected", [
+    (3, 0.0, ["epoch-0-step-3", "epoch-1-step-4", "epoch-1-step-6"]),
+    (None, 600.0, ["epoch-0-step-0", "epoch-1-step-4"]),
+    (None, 0.0, ["epoch-1-step-5", "epoch-1-step-6", "epoch-1-step-7"]),
 ])
-def test_it_saves_after_so_many_steps_and_each_epoch(model, every, expected, tmp_path):
-    fits = Fits(model, *rows())
+def test_it_saves_after_so_many_steps_or_seconds_and_each_epoch(
+    model, every, seconds, expected, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(checkpointer, "SECONDS_BETWEEN_SAVES", seconds)
     with pytest.raises(InterruptedError):
-        fits.fit(tmp_path, after=7, every=every)
+        Fits(model, *rows()).fit(tmp_path, after=7, every=every)
     assert names(tmp_path) == expected
-
-
-def test_without_a_number_it_saves_when_time_has_passed(model, tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpointer, "SECONDS_BETWEEN_SAVES", 0.0)
-    with pytest.raises(InterruptedError):
-        Fits(model, *rows()).fit(tmp_path, after=3, every=None)
-    assert names(tmp_path) == ["epoch-0-step-1", "epoch-0-step-2", "epoch-0-step-3"]
 
 
 def test_a_directory_of_another_fit_is_refused(fits, tmp_path):

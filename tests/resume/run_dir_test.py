@@ -30,15 +30,12 @@ def test_runs_that_start_together_get_directories_of_their_own():
     assert len(set(paths)) == 16
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("my.models:build/../x y-mnist", "my.models_build_.._x_y-mnist-001"),
-        ("../../x:f-../../y", "_.._x_f-.._.._y-001"),
-        ("/etc/x:f-mnist", "_etc_x_f-mnist-001"),
-        ("..", "-001"),
-    ],
-)
+@pytest.mark.parametrize("name, expected", [
+    ("my.models:build/../x y-mnist", "my.models_build_.._x_y-mnist-001"),
+    ("../../x:f-../../y", "_.._x_f-.._.._y-001"),
+    ("/etc/x:f-mnist", "_etc_x_f-mnist-001"),
+    ("..", "-001"),
+])
 def test_a_users_model_gives_a_name_that_is_safe_for_files_and_stays_in_runs(name, expected):
     path = run_dir.create(None, name, "{}")
     assert path == run_dir.Path("runs", expected)

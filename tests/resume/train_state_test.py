@@ -95,16 +95,13 @@ def best_after(values, monitor, **others):
     return best_of(train_state)
 
 
-@pytest.mark.parametrize(
-    ("monitor", "values", "expected"),
-    [
-        (Monitor(), [0.1, 0.9, 0.8], (0.9, 20, 1)),
-        (LOWEST_LOSS, [0.1, 0.9, 0.8], (-0.1, 10, 2)),
-        (Monitor("loss", False), [3.0, 2.0, 1.0], (-1.0, 30, 0)),
-        (Monitor("accuracy", True), [0.5, 0.5, 0.5], (0.5, 10, 2)),
-        (Monitor(), [], (None, None, 0)),
-    ],
-)
+@pytest.mark.parametrize("monitor, values, expected", [
+    (Monitor(), [0.1, 0.9, 0.8], (0.9, 20, 1)),
+    (LOWEST_LOSS, [0.1, 0.9, 0.8], (-0.1, 10, 2)),
+    (Monitor("loss", False), [3.0, 2.0, 1.0], (-1.0, 30, 0)),
+    (Monitor("accuracy", True), [0.5, 0.5, 0.5], (0.5, 10, 2)),
+    (Monitor(), [], (None, None, 0)),
+])
 def test_the_first_of_the_best_epochs_counts(monitor, values, expected):
     assert best_after(values, monitor) == expected
 
@@ -116,49 +113,39 @@ def test_an_epoch_that_is_not_finite_is_never_the_best(value):
     assert best_after([0.9], Monitor(), val_loss=value) == (None, None, 1)
 
 
-@pytest.mark.parametrize(
-    ("values", "lowest", "highest"),
-    [
-        ([0.5, 0.1, 0.9, 0.9, 0.1], 1, 2),
-        ([math.nan, 0.5, -math.inf], 1, 1),
-        ([math.nan], None, None),
-        ([], None, None),
-    ],
-)
+@pytest.mark.parametrize("values, lowest, highest", [
+    ([0.5, 0.1, 0.9, 0.9, 0.1], 1, 2),
+    ([math.nan, 0.5, -math.inf], 1, 1),
+    ([math.nan], None, None),
+    ([], None, None),
+])
 def test_the_best_index_is_the_first_among_the_finite_values(values, lowest, highest):
     found = [Monitor("x", best).best_index(values) for best in (False, True)]
     assert found == [lowest, highest]
 
 
-@pytest.mark.parametrize(
-    ("columns", "expected"),
-    [
-        (["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),
-        (["loss", "mae", "val_loss", "val_mae"], "val_loss"),
-        (["loss", "accuracy"], "loss"),
-    ],
-)
+@pytest.mark.parametrize("columns, expected", [
+    (["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),
+    (["loss", "mae", "val_loss", "val_mae"], "val_loss"),
+    (["loss", "accuracy"], "loss"),
+])
 def test_the_default_is_what_there_is_of_validation(columns, expected):
     directions = {"loss": "down", "accuracy": "up"}
     assert find_monitor(None, "auto", directions, columns).column == expected
 
 
-@pytest.mark.parametrize(
-    ("column", "mode", "highest"),
-    [("val_auc", "auto", True), ("mae", "auto", False), ("val_loss", "auto", False),
-     ("val_mean", "max", True), ("auc", "min", False)],
-)
+@pytest.mark.parametrize("column, mode, highest", [
+    ("val_auc", "auto", True), ("mae", "auto", False), ("val_loss", "auto", False),
+    ("val_mean", "max", True), ("auc", "min", False),
+])
 def test_the_direction_is_the_metrics_or_what_is_asked_for(column, mode, highest):
     assert find_monitor(column, mode, DIRECTIONS, COLUMNS) == Monitor(column, highest)
 
 
-@pytest.mark.parametrize(
-    ("column", "message"),
-    [
-        ("val_acc", r"monitor \('val_acc'\) must be a column: loss, mae, auc, mean, val_loss, "),
-        ("val_mean", "does not know whether its highest .* monitor_mode=max or monitor_mode=min"),
-    ],
-)
+@pytest.mark.parametrize("column, message", [
+    ("val_acc", r"monitor \('val_acc'\) must be a column: loss, mae, auc, mean, val_loss, "),
+    ("val_mean", "does not know whether its highest .* monitor_mode=max or monitor_mode=min"),
+])
 def test_a_column_that_is_not_there_or_has_no_direction_is_refused(column, message):
     with pytest.raises(ValueError, match=message):
         find_monitor(column, "auto", DIRECTIONS, COLUMNS)

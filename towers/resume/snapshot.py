@@ -20,7 +20,6 @@ from towers.resume.train_state import plain
 from towers.step import TowerStep
 
 OPTIONS = "options"  # in a checkpoint's state
-_LAMBDA = "__lambda__"
 
 # For each optimizer: the options that the script gave it, and those at the end of the last run.
 _seen: WeakKeyDictionary = WeakKeyDictionary()
@@ -67,7 +66,7 @@ def _flat(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             continue
         if isinstance(value, dict) and "class_name" in value:
             kind, value = value["class_name"], value["config"]
-            if kind == _LAMBDA:
+            if kind == "__lambda__":
                 continue
             if isinstance(value, dict):
                 yield f"{prefix}{name}", kind
