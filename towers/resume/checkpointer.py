@@ -63,6 +63,7 @@ class Checkpointer:
         self._saved_at = time.monotonic()
         self.found: Found | None = None
         self.finished_step: int | None = None
+        self.hold(dict, (), {})
 
     def read(self, resume: bool = True) -> Found | None:
         """Returns the newest good checkpoint in all workers; None if not `resume`."""
