@@ -4,10 +4,9 @@
 """
 
 import os
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, zip_longest
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,12 +43,9 @@ class Source:
     def read(
         self, indices: Iterable[int], begin: Callable[[int], None] = lambda index: None
     ) -> list[np.ndarray]:
-        """Reads N examples into one array [N, ...] for each leaf.
+        """Reads N examples into one array [N, ...] for each leaf; errors name an example's index.
 
         begin: a function that is called with each index before that example is read.
-
-        Raises:
-            ValueError: an example cannot be read or differs from the first; the error names it.
         """
         places = list(map(int, indices))
         stacked = [np.empty((len(places), *leaf.shape), leaf.dtype) for leaf in self.leaves]
@@ -82,33 +78,26 @@ class ArrayRecords:
     def __init__(self, paths: Sequence[str], features: str) -> None:
         """Raises ValueError if a file cannot be read, or the package array_record is missing."""
         try:
-            from array_record.python.array_record_module import ArrayRecordReader
+            from array_record.python.array_record_data_source import ArrayRecordDataSource
         except ImportError:
             raise ValueError(
                 "dataset=array_record needs array_record: pip install 'tf-towers[data]'."
             ) from None
         self._given = list(paths), features
         self._parse = named.import_function(features, "features")
-        self._readers: list[Any] = []
         for path in paths:
-            reader = ArrayRecordReader(path)
             try:
-                if not reader.ok():
-                    reader.close()  # raises an error that says what is wrong
+                ArrayRecordDataSource([path])
             except Exception as error:  # array_record raises RuntimeError for everything
                 what = one_line(error)
                 raise ValueError(f"{path} cannot be read: {what}; copy it again.") from None
-            self._readers.append(reader)
-        self._ends = list(accumulate(reader.num_records() for reader in self._readers))
+        self._records = ArrayRecordDataSource(self._given[0])
 
     def __len__(self) -> int:
-        return self._ends[-1]
+        return len(self._records)
 
     def __getitem__(self, index: int) -> Any:
-        file = bisect_right(self._ends, index)
-        begin = self._ends[file - 1] if file else 0
-        (record,) = self._readers[file].read([index - begin])
-        return self._parse(record)
+        return self._parse(self._records[index])
 
     def __reduce__(self) -> Any:
         return ArrayRecords, self._given
@@ -151,11 +140,7 @@ def real_array(value: Any, name: str) -> np.ndarray:
 
 
 def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf, np.ndarray]]:
-    """Reads an example. Returns (x, y) with an array for each value, and its arrays by `Leaf`.
-
-    Raises:
-        ValueError: it cannot be read, is not (x, y), or holds anything but real numbers.
-    """
+    """Reads an example. Returns (x, y) with an array for each value, and its arrays by `Leaf`."""
     arrays = {}
 
     def as_array(value: Any, path: str) -> Any:
