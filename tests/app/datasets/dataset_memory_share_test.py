@@ -1,7 +1,5 @@
 """What may stay in memory: a quarter of what there is, or of a limit below it."""
 
-import resource
-
 import pytest
 
 from towers.app.datasets import dataset
@@ -27,9 +25,3 @@ def test_the_limit_of_the_processs_control_group_counts(groups, file, monkeypatc
     assert dataset.usable_memory() == machine
     (tmp_path / file).write_text(f"{2**20}\n")
     assert dataset.usable_memory() == 2**20
-
-
-def test_a_limit_of_the_process_counts(monkeypatch):
-    limits = {resource.RLIMIT_AS: (resource.RLIM_INFINITY,) * 2, resource.RLIMIT_DATA: (999, 9999)}
-    monkeypatch.setattr(resource, "getrlimit", limits.get)
-    assert dataset.usable_memory() == 999

@@ -7,9 +7,7 @@ import pytest
 from tests.loading import load, refusal
 
 
-@pytest.mark.parametrize(("name", "shape"), [
-    ("fashion_mnist", (28, 28)), ("cifar10", (32, 32, 3)),
-])
+@pytest.mark.parametrize(("name", "shape"), [("fashion_mnist", (28, 28)), ("cifar10", (32, 32, 3))])
 def test_what_keras_downloads_is_float32_in_0_to_1(name, shape, monkeypatch):
     x, y = np.full((10, *shape), 51, np.uint8), np.arange(10, dtype=np.uint8)
     if name == "cifar10":

@@ -260,9 +260,7 @@ def test_an_image_is_decoded_upright_in_its_colors_and_all_its_bits(kind, tmp_pa
     shape = image_shape(path)
     assert shape == (40, 60, 1 if expected.size == 40 * 60 else 3)
     pixels = decode(path, shape)
-    np.testing.assert_allclose(
-        pixels * 255, expected.reshape(shape), rtol=0, atol=tolerance + 1e-4
-    )
+    np.testing.assert_allclose(pixels * 255, expected.reshape(shape), rtol=0, atol=tolerance + 1e-4)
     other = (*shape[:2], 4 - shape[2])  # gray from colors, colors from gray
     assert decode(path, other).shape == other
 

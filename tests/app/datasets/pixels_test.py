@@ -19,7 +19,6 @@ IMAGES = np.random.default_rng(0).integers(0, 256, (COUNT, 4, 5)).astype("uint8"
 LABELS = (np.arange(COUNT) % 3).astype("int32")
 DIVIDED = IMAGES / np.float32(255)
 SAID = "x: uint8 images, divided by 255; give floats to have them as they are"
-LEFT = "x: uint8 of less than 3 dimensions, so no images: 0 to 255 as it is"
 
 
 CONTAINERS = {
@@ -56,9 +55,7 @@ def test_uint8_images_alone_are_divided_in_every_container_for_every_task_and_th
     container, custom_loss, tmp_path
 ):
     flat, floats = IMAGES.reshape(COUNT, -1), IMAGES.astype("float32")
-    for x, expected, notes in (
-        (IMAGES, DIVIDED, [SAID]), (flat, flat, [LEFT]), (floats, floats, []),
-    ):
+    for x, expected, notes in ((IMAGES, DIVIDED, [SAID]), (flat, flat, []), (floats, floats, [])):
         dataset = dataset_of(container, x, tmp_path, custom_loss)
         for split in (dataset.train, dataset.test):
             np.testing.assert_array_equal(taken(split), expected)
@@ -91,7 +88,7 @@ def test_of_a_structure_the_images_of_x_alone_are_divided_and_named():
     x, y, weight = dataset.train
     assert x["t"].dtype == tf.uint8 and y.dtype == np.uint8 and weight.dtype == np.int32
     np.testing.assert_array_equal(x["i"], DIVIDED)
-    assert dataset.notes == [SAID.replace("x:", "x['i']:"), LEFT.replace("x:", "x['t']:")]
+    assert dataset.notes == [SAID.replace("x:", "x['i']:")]
 
 
 def test_uint8_of_an_unknown_rank_is_refused():

@@ -19,9 +19,7 @@ def test_it_is_keras_crossentropy_of_one_hot_labels(shape, from_logits):
     predictions /= predictions.sum(axis=-1, keepdims=True)
     sparse = keras.losses.SparseCategoricalCrossentropy(from_logits, reduction="sum")
     weight = rng.uniform(size=flat.shape)
-    theirs = keras.losses.CategoricalCrossentropy(
-        from_logits, label_smoothing=0.1, reduction="sum"
-    )
+    theirs = keras.losses.CategoricalCrossentropy(from_logits, label_smoothing=0.1, reduction="sum")
     np.testing.assert_allclose(
         smoothed(sparse, 0.1)(labels, predictions, sample_weight=weight),
         theirs(np.eye(3)[flat], predictions, sample_weight=weight),

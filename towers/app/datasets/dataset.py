@@ -4,7 +4,6 @@ Data may take a quarter of the usable memory.
 """
 
 import os
-import resource
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,12 +22,8 @@ MOUNTED = Path("/sys/fs/cgroup")
 
 
 def usable_memory() -> int:
-    """Returns the bytes of memory of the machine, or a lower limit of the process or container."""
+    """Returns the bytes of memory of the machine, or a lower limit of the container."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA):
-        soft, _ = resource.getrlimit(kind)
-        if soft != resource.RLIM_INFINITY:
-            limits.append(soft)
     groups = GROUPS.read_text(encoding="utf-8") if GROUPS.exists() else ""  # on Linux: cgroups(7)
     for line in groups.splitlines():
         _, controllers, path = line.split(":", 2)

@@ -45,9 +45,7 @@ def divided(x: Any, parts: Sequence[bool]) -> Any:
 
 def with_bytes(parts: Sequence[bool]) -> Callable[..., Any]:
     """Returns a function for tf.data that multiplies these parts of x by 255, which is exact."""
-    return as_written(lambda x, *others: (
-        _with_parts(x, parts, lambda part: part * 255), *others
-    ))
+    return as_written(lambda x, *others: (_with_parts(x, parts, lambda part: part * 255), *others))
 
 
 def _with_parts(x: Any, parts: Sequence[bool], change: Callable[[Any], Any]) -> Any:
@@ -102,31 +100,21 @@ def notes(train: Any, test: Any = None) -> list[str]:
 
     train, test: the specs of one x of each split; test may be None.
     """
-    parts, test_parts = _uint8_parts(train), _uint8_parts(train if test is None else test)
-    for path in {**parts, **test_parts}:
-        is_divided = parts.get(path, False)
-        if is_divided != test_parts.get(path, False):
-            raise ValueError(
-                f"{path}: uint8 images in {'train' if is_divided else 'test'} alone would be "
-                "divided by 255. Give one dtype in both train and test."
-            )
-    return [
-        f"{path}: {_DIVIDED}; give floats to have them as they are" if is_image else
-        f"{path}: uint8 of less than {_RANK} dimensions, so no images: 0 to 255 as it is"
-        for path, is_image in {**parts, **test_parts}.items()
-    ]
-
-
-def _uint8_parts(x: Any) -> dict[str, bool]:
-    """Returns the path of each uint8 part, such as x['image'], and whether it holds images."""
-    return {
-        "x" + "".join(f"[{key!r}]" for key in path): _are_pixels(spec)
-        for path, spec in keras.tree.flatten_with_path(x) if _is_uint8(spec)
-    }
+    parts, test_parts = (
+        ["x" + "".join(f"[{key!r}]" for key in path)
+         for path, spec in keras.tree.flatten_with_path(x) if _are_pixels(spec)]
+        for x in (train, train if test is None else test)
+    )
+    for path in {*parts} ^ {*test_parts}:
+        raise ValueError(
+            f"{path}: uint8 images in {'train' if path in parts else 'test'} alone would be "
+            "divided by 255. Give one dtype in both train and test."
+        )
+    return [f"{path}: {_DIVIDED}; give floats to have them as they are" for path in parts]
 
 
 def _are_pixels(spec: Any) -> bool:
-    if not _is_uint8(spec):
+    if tf.as_dtype(spec.dtype) != tf.uint8:
         return False
     rank = tf.TensorShape(spec.shape).rank
     if rank is None:
@@ -134,7 +122,3 @@ def _are_pixels(spec: Any) -> bool:
             "x: uint8 of an unknown rank may be images or not; give it a shape by tf.ensure_shape."
         )
     return rank + 1 >= _RANK
-
-
-def _is_uint8(spec: Any) -> bool:
-    return tf.as_dtype(spec.dtype) == tf.uint8

@@ -192,9 +192,7 @@ class Stateful(RandomAccess):
         return arrays
 
 
-def split_of_iterable(
-    given: Any, where: str, num_classes: int | None, custom_loss: bool
-) -> Found:
+def split_of_iterable(given: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
     """Makes a split of an iterable of (x, y) with a state, or of a `Sized`."""
     if not isinstance(given, Sized):
         try:

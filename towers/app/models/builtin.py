@@ -25,8 +25,8 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
 def notebook_cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Builds the Keras multi-GPU notebook's convnet, with 2,354,250 parameters at (28, 28, 1).
 
-    Source of layers, dropout rates and optimizer: the notebook, which reports a test accuracy of
-    0.989 to 0.993 after 12 epochs with 128 examples a tower. Images: at least (8, 8, 1).
+    The notebook reports a test accuracy of 0.989 to 0.993 after 12 epochs with 128 examples a
+    tower. Images: at least (8, 8, 1).
     """
     convolutions = [
         Conv2D(32, 3, activation="relu"), Conv2D(256, 3, activation="relu"), BatchNormalization(),
@@ -55,8 +55,7 @@ def _classifier(
     ], name=name)
 
 
-# Layers, dense 512, L2 and Adam come from a benchmark of recurrent networks on several GPUs with
-# cuDNN. Its size is `gru_large` and `lstm_large`; a CPU trains `gru` and `lstm` in minutes.
+# Layers, dense 512, L2 and Adam come from a benchmark of recurrent networks on several GPUs.
 _RECURRENT_L2 = keras.regularizers.L2(1e-6)  # for all kernels
 # Dropout acts only on non-recurrent connections: W. Zaremba, I. Sutskever, O. Vinyals, "Recurrent
 # Neural Network Regularization", arXiv 1409.2329. The rate is not from the paper.
@@ -113,9 +112,7 @@ def build_small(
 
     Three stages have 16, 32 and 64 filters and halve the image in between (He et al., section 4.2).
     Shortcuts have no parameters: they take every second pixel and add channels of zeros (section
-    3.3, option A). Table 6 gives CIFAR-10's test error after 64,000 steps at a global batch of 128,
-    with images padded, cropped and flipped at random: 0.0875 with 3 blocks (269,722 trainable
-    parameters), 0.0697 with 9 blocks (853,018).
+    3.3, option A). Table 6 gives CIFAR-10's test error: 0.0875 with 3 blocks, 0.0697 with 9.
     """
     inputs = _image(name, input_shape)
     x = convolve(inputs, 16, 3)
@@ -138,16 +135,10 @@ def build_bottlenecks(
 ) -> keras.Model:
     """Builds a residual network of 3 * sum(num_blocks) + 2 layers; it halves images between stages.
 
-    ResNet-50 has 25,557,032 trainable parameters at (224, 224, 3) and 1,000 classes. The layers
-    follow table 1 of He et al., with two changes from section 5.1 of Goyal et al.:
-
-    - The 3x3 convolution of a bottleneck has the stride of 2, not the 1x1 before it. This is
-      NVIDIA's "v1.5", 0.5 points more accurate and 5% slower (catalog.ngc.nvidia.com, ResNet v1.5).
-    - The scale of each block's last BatchNormalization starts at 0, so that each block starts as
-      its shortcut.
-
-    num_blocks: the number of blocks in each stage. filters: those of the 3x3 convolutions in the
-    first stage; each later stage has twice as many.
+    The layers follow table 1 of He et al., with two changes from section 5.1 of Goyal et al. The
+    3x3 convolution of a bottleneck has the stride of 2, not the 1x1 before it, as in NVIDIA's
+    "v1.5". The scale of each block's last BatchNormalization starts at 0, so that each block starts
+    as its shortcut. filters: those of the 3x3 convolutions in the first stage.
     """
     inputs = _image(name, input_shape)
     x = convolve(inputs, filters, 7, strides=2)
@@ -182,9 +173,8 @@ def convolve(
 ) -> keras.KerasTensor:
     """Applies convolution without bias, BatchNormalization and, if `relu`, ReLU.
 
-    Returns [N, ceil(h / strides), ceil(w / strides), filters]. With strides, `size` is odd and the
-    padding is size // 2 on each side, as in the papers' code; "same" would pad the far side more.
-    So windows have their centers at a strided shortcut's pixels. `gamma` initializes the scale.
+    With strides, the padding is size // 2 on each side, as in the papers' code; "same" would pad
+    the far side more. So windows have their centers at a strided shortcut's pixels.
     """
     if strides > 1 and size > 1:
         x = keras.layers.ZeroPadding2D(size // 2)(x)

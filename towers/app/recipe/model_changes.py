@@ -15,9 +15,6 @@ def freeze(model: keras.Model, pattern: str) -> str:
     """Freezes, as in Keras, each layer if `pattern` is found in the paths of all its variables.
 
     Returns a line about their number. pattern: a regular expression, such as ^(conv1|bn)/.
-
-    Raises:
-        ValueError: `pattern` fits no trainable variable, all of them, or only a part of a layer.
     """
     before = model.trainable_variables
     found = {id(v) for v in model.weights if re.search(pattern, v.path)}
@@ -54,9 +51,6 @@ def set_dropout(model: keras.Model, rate: float) -> None:
 
     It also sets `dropout` and `recurrent_dropout` of recurrent layers where they are above 0. It
     keeps a `recurrent_dropout` of 0, because Keras uses cuDNN only without it.
-
-    Raises:
-        ValueError: the model has no rate to set.
     """
     layers = all_layers(model)
     # If its rate was 0, an attention layer never calls the Dropout layer that it has made.
@@ -88,9 +82,6 @@ def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -
     Returns a line with the number of variables found and the missing ones; None without a file. A
     resumed run has its values in its checkpoint, so its file may be missing. A relative path begins
     in `begun`.
-
-    Raises:
-        ValueError: the file cannot be read, or none of its variables fits.
     """
     path = config.init_from
     if path is None or config.resume is not None and not (begun / path).exists():
@@ -104,14 +95,14 @@ def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -
             variable.assign(found[0].value)
         else:
             missing.append(f"{name} {list(variable.shape)}")
-    count, total = len(model.weights) - len(missing), len(model.weights)
-    if count == 0:
+    total = len(model.weights)
+    if len(missing) == total:
+        held = _listed([f"{name} {list(v.shape)}" for name, v in sources])
         raise ValueError(
             f"init_from ({path}) holds no variable of this model's names and shapes. It holds "
-            f"{_listed([f'{name} {list(v.shape)}' for name, v in sources])}; the model "
-            f"has {_listed(missing)}."
+            f"{held}; the model has {_listed(missing)}."
         )
-    text = f"{count} of {total} variables begin with the values in {path}"
+    text = f"{total - len(missing)} of {total} variables begin with the values in {path}"
     return f"{text}; not found in it: {_listed(missing)}" if missing else text
 
 

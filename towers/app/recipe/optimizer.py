@@ -158,7 +158,7 @@ def override_optimizer(
             raise ValueError(
                 f"learning_rate ({config.learning_rate}) and schedule ({config.schedule}) have no "
                 "effect: the model's own optimizer follows a schedule. Leave them out, or give "
-                "`optimizer` as well, which replaces both."
+                "`optimizer` as well."
             )
         if "learning_rate" not in names:
             config = dataclasses.replace(config, learning_rate=float(inner.learning_rate))
@@ -196,7 +196,6 @@ def _arguments(config: TrainConfig, kind: type, length: Length) -> dict[str, Any
         arguments["learning_rate"] = make_schedule(config, largest, length)
     if config.momentum is not None and "momentum" not in parameters:
         raise ValueError(
-            f"momentum ({config.momentum}): {kind.__name__.lower()} has none. Use optimizer=sgd or "
-            "optimizer=rmsprop, or leave it out."
+            f"momentum ({config.momentum}): {kind.__name__.lower()} has none. Use optimizer=sgd."
         )
     return {name: value for name, value in arguments.items() if value is not None}
