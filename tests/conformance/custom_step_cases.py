@@ -237,9 +237,7 @@ class SimCLR(Tracks, Minimizes):
         self.encoder = network(4, 3)
 
     def losses_of(self, data: Any) -> dict:
-        a, b = (
-            towers.gather(tf.math.l2_normalize(self.encoder(view), axis=1)) for view in data
-        )
+        a, b = (towers.gather(tf.math.l2_normalize(self.encoder(view), axis=1)) for view in data)
         similar, labels = tf.matmul(a, b, transpose_b=True) / 0.2, tf.range(tf.shape(a)[0])
         crossentropy = keras.losses.sparse_categorical_crossentropy
         loss = tf.reduce_mean(crossentropy(labels, similar, from_logits=True))

@@ -68,8 +68,7 @@ def trained_bits(cls, num_towers=None, num_devices=1, default_device="/cpu:0"):
         if num_towers is not None:
             model = towers.make_parallel(model, num_devices, num_towers=num_towers)
         model.compile(jit_compile=False)
-        history = model.fit(
-            noisy_rows(), batch_size=16, epochs=2, shuffle=False, verbose=0).history
+        history = model.fit(noisy_rows(), batch_size=16, epochs=2, shuffle=False, verbose=0).history
     assert np.isfinite(history["d_loss"]).all()
     variables = [*model.variables, *model.d_optimizer.variables, *model.g_optimizer.variables]
     return [v.numpy().tobytes() for v in variables], history

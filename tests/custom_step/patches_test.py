@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs, step_of, update
+from tests.custom_step.steps import fit, fit_alike, mean_square, model_with, pairs, step_of, update
 from towers.machine.loss_internals import marked
 
 
@@ -169,11 +169,11 @@ def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
         def move(i, worse):
             with tf.GradientTape() as tape:
                 tape.watch(worse)
-                loss = tf.reduce_mean((model(worse) - y) ** 2)
+                loss = mean_square(model, worse, y)
             return i + 1, worse + 0.5 * tape.gradient(loss, worse)
 
         _, worse = tf.while_loop(lambda i, _: i < 3, move, [0, x])
-        return tf.reduce_mean((model(worse) - y) ** 2)
+        return mean_square(model, worse, y)
 
     for num_towers in (3, 16):
         fit_alike(lambda: model_with(step_of(attacked)), num_towers=num_towers, batch_size=7)
@@ -183,7 +183,7 @@ def gradients_of_rows(model, x, y):
     """The slope of a mean, and of a sum, over the batch with respect to its rows."""
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
-        mean = tf.reduce_mean((model(x) - y) ** 2)
+        mean = mean_square(model, x, y)
         total = tf.reduce_sum((model(x) - y) ** 2)
     return tape.gradient(mean, x), tape.gradient(total, x)
 
@@ -202,8 +202,7 @@ def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(floa
     """Virtual adversarial training: zeros that are normalized would be NaN, for all towers."""
     def worse(model, x, y):
         slope, _ = gradients_of_rows(model, x, y)
-        moved = x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True)
-        return tf.reduce_mean((model(moved) - y) ** 2)
+        return mean_square(model, x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True), y)
 
     fit_alike(lambda: model_with(step_of(worse)), num_towers=16, batch_size=7)
 
@@ -224,10 +223,6 @@ class Halves(keras.optimizers.SGD):
 
     def apply(self, grads, trainable_variables=None):
         super().apply([g / 2.0 for g in grads], trainable_variables)
-
-
-def mean_square(model, x, y):
-    return tf.reduce_mean((model(x) - y) ** 2)
 
 
 def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):

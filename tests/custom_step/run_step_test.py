@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import NOISE
-from tests.custom_step.steps import fit, model_with, pairs, step_of
+from tests.custom_step.steps import fit, mean_square, model_with, pairs, step_of
 
 
 def rows_of(step, count=8, num_towers=4, num_devices=2, method="train_step"):
@@ -40,8 +40,7 @@ def test_a_frozen_seed_of_tower_0_is_kerass():
 
 
 def test_each_towers_operations_run_on_its_device_and_the_update_at_home():
-    step = step_of(lambda model, x, y: tf.reduce_mean((model(x) - y) ** 2))
-    model = towers.make_parallel(model_with(step), 4, num_towers=8)
+    model = towers.make_parallel(model_with(step_of(mean_square)), 4, num_towers=8)
 
     @tf.function(autograph=False)
     def run(x, y):
@@ -50,9 +49,8 @@ def test_each_towers_operations_run_on_its_device_and_the_update_at_home():
     fit(model)
     batch = [v.astype("float32") for v in pairs(16)]
     operations = run.get_concrete_function(*batch).graph.get_operations()
-    calls = [op for op in operations if op.name.startswith("tower_")
-             and "PartitionedCall" in op.type]
-    devices = [int(op.device[-1]) for op in calls]
+    devices = [int(op.device[-1]) for op in operations
+               if op.name.startswith("tower_") and "PartitionedCall" in op.type]
     assert devices == [0, 0, 1, 1, 2, 2, 3, 3]
     updates = [op for op in operations if "Assign" in op.type]
     assert updates and all(op.device.endswith("CPU:0") for op in updates)

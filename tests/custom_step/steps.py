@@ -50,6 +50,10 @@ def step_of(loss_of):
     return step
 
 
+def mean_square(model, x, y):
+    return tf.reduce_mean((model(x) - y) ** 2)
+
+
 def fit_alike(make, *data, num_towers=4, eagerly=True, **options):
     """(by Keras, on towers): the trained models; their histories and weights agree."""
     trained, histories = [], []

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs, step_of
+from tests.custom_step.steps import fit, fit_alike, mean_square, model_with, pairs, step_of
 
 
 def counting(times):
@@ -84,16 +84,14 @@ def test_a_metric_is_updated_twice_in_a_step_that_makes_variables(float64):
 
 
 def test_a_decorated_step_is_undone():
-    step = tf.function(step_of(lambda model, x, y: tf.reduce_mean((model(x) - y) ** 2)))
-    model = towers.make_parallel(model_with(step), 2)
+    model = towers.make_parallel(model_with(tf.function(step_of(mean_square))), 2)
     before = model.get_weights()
     assert np.isfinite(fit(model)["loss"]).all()
     assert np.any(before[0] != model.get_weights()[0])
 
 
 def test_a_lookup_table_is_read_as_in_keras():
-    table = tf.lookup.StaticHashTable(
-        tf.lookup.KeyValueTensorInitializer([0, 1], [5.0, 6.0]), 7.0)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer([0, 1], [5.0, 6.0]), 7.0)
 
     def step(model, data):
         factors = tf.cast(table.lookup(tf.cast(data[0] > 0, tf.int32)), data[0].dtype)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit, fit_alike, model_with, pairs
+from tests.custom_step.steps import fit, fit_alike, mean_square, model_with, pairs, update
 
 
 def test_a_state_of_gathered_rows_is_what_keras_makes_of_it(float64):
@@ -131,12 +131,11 @@ def test_a_value_that_is_read_back_has_no_gradient(float64):
         def step(model, data):
             x, y = data
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x) - y) ** 2)
+                loss = mean_square(model, x, y)
                 mean.update_state(loss)
                 seen.assign(tf.reduce_sum(model.trainable_weights[0] ** 2))
                 loss = loss * mean.result() * (1.0 + seen)
-            gradients = tape.gradient(loss, model.trainable_weights)
-            model.optimizer.apply_gradients(zip(gradients, model.trainable_weights))
+            update(model, tape, loss)
             return {"loss": loss}
 
         model = model_with(step)
@@ -153,8 +152,8 @@ def test_parameters_assigned_in_the_step_count_and_keep_their_gradient(float64):
         for weight in weights:
             weight.assign(0.5 * weight + 0.1)
         with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x) - y) ** 2)
-        model.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+            loss = mean_square(model, x, y)
+        update(model, tape, loss)
         weights[0].assign(weights[0] * 0.9)
         return {"loss": loss, "norm": tf.norm(weights[0])}
 

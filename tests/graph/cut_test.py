@@ -4,7 +4,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.custom_step.steps import layers, pairs
+from tests.custom_step.steps import layers, mean_square, pairs
 from towers.custom_step.trace import trace_step
 
 
@@ -15,7 +15,7 @@ class TwoUpdates(keras.Sequential):
         x, y = data
         for _ in range(2):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((self(x) - y) ** 2)
+                loss = mean_square(self, x, y)
             gradients = tape.gradient(loss, self.trainable_weights)
             gradients, _ = tf.clip_by_global_norm(gradients, 1.0)
             self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
@@ -33,8 +33,7 @@ def _trace():
 
 
 def types(segment):
-    function = segment.function_of(0)
-    return {op.type for op in function.graph.get_operations()}
+    return {op.type for op in segment.function_of(0).graph.get_operations()}
 
 
 def test_towers_compute_gradients_and_home_clips_them(trace):

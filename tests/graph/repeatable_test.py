@@ -28,10 +28,9 @@ def copied(traced, definition):
     return trace(run, *(tf.TensorSpec(v.shape, v.dtype) for v in traced.inputs))
 
 
-def sums_of(definition):
-    """How many values each sum adds, in the graph and in its functions."""
-    nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-    return [node.attr["N"].i for node in nodes if node.op in ("AddN", "AccumulateNV2")]
+def nodes_of(definition):
+    """The nodes of the graph and of its functions."""
+    return [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
 
 
 def test_a_sum_being_traced_is_made_from_left_to_right():
@@ -70,7 +69,8 @@ def in_branch_of_loop(*values):
 def test_a_definitions_sums_are_made_from_left_to_right(add):
     traced = trace(add, *[tf.TensorSpec([])] * 3)
     definition = lib.repeatable(traced.graph.as_graph_def())
-    assert set(sums_of(definition)) == {2}
+    sums = [n for n in nodes_of(definition) if n.op in ("AddN", "AccumulateNV2")]
+    assert {node.attr["N"].i for node in sums} == {2}
     assert float(copied(traced, definition)(*TERMS)[0]) == 1.0
 
 
@@ -106,8 +106,8 @@ def test_each_towers_copy_draws_its_own_noise_and_the_same_each_time(draw):
 def test_a_loop_that_draws_makes_one_iteration_after_the_other():
     def loops_of(function):
         definition = lib.repeatable(trace(function, tf.TensorSpec([4])).graph.as_graph_def())
-        nodes = [*definition.node, *(n for f in definition.library.function for n in f.node_def)]
-        return [n.attr["parallel_iterations"].i for n in nodes if "While" in n.op]
+        loops = [node for node in nodes_of(definition) if "While" in node.op]
+        return [node.attr["parallel_iterations"].i for node in loops]
 
     assert loops_of(mapped) == [1]
     assert loops_of(lambda value: tf.map_fn(lambda v: v + 1, value)) == [10]

@@ -1,13 +1,5 @@
 """Replaces calls during a trace, so that an unchanged custom step combines the towers' values.
 
-    GradientTape.gradient(loss, variables)   weighs a mean by n_i / N, and sums over the towers
-    optimizer.apply(gradients, variables)    records one Update
-    Mean.update_state(a scalar)              weighs a mean by n_i / N, and adds sums up
-    Loss.__call__(y, y_pred)                 takes all towers' rows, if neither mean nor sum
-    Model.compute_metrics(x, y, y_pred)      takes all towers' rows
-    GradientTape.jacobian(rows, ...)         computes each row's gradients in its tower
-    Layer.__call__(rows)                     raises ValueError for a hard-coded batch size
-
 The calls are replaced in the whole process, but they differ only in the thread that traces.
 """
 
@@ -22,7 +14,6 @@ import tensorflow as tf
 
 from towers.custom_step.step_collectives import StepCollectives, Update, check_rank, has_rows
 from towers.custom_step.variables import VariableScope
-from towers.graph.cut import captures
 from towers.graph.facts import Fact
 from towers.graph.rows import Rows
 from towers.machine.keras_internals import optimized_variables
@@ -82,12 +73,11 @@ class Patches:
                 stack.enter_context(replaced(owner, name, make))
             yield
 
-    # Gradients.
-
     def _gradient(
         self, original: Callable, tape: tf.GradientTape, target: Any, sources: Any,
         output_gradients: Any = None, **options: Any,
     ) -> Any:
+        """Sums gradients of weights over the towers, where a mean weighs n_i / N."""
         flat, targets = tf.nest.flatten(sources), tf.nest.flatten(target)
         if self._is_plain(flat, targets):
             return original(tape, target, sources, output_gradients, **options)
@@ -109,6 +99,10 @@ class Patches:
         is_nested = tf.nest.is_nested(sources)
         return tf.nest.pack_sequence_as(sources, gradients) if is_nested else gradients[0]
 
+    def _is_local(self, tensor: tf.Tensor) -> bool:
+        is_outermost = self._collectives.is_outermost()
+        return self._dependence.local(tensor) if is_outermost else self._rows.fact(tensor).local
+
     def _is_plain(self, sources: Sequence[Any], targets: Sequence[tf.Tensor]) -> bool:
         """Returns whether this gradient needs no all-reduce.
 
@@ -117,18 +111,12 @@ class Patches:
         """
         if any(isinstance(s, _VARIABLES) for s in sources):
             self._collectives.check_outermost("takes the gradient of weights")
-        if not self._collectives.is_outermost():
-            return not any(self._rows.fact(t).local for t in targets)
-        return not any(self._dependence.local(t) or self._dependence.level(t) for t in targets)
+        is_outermost, level = self._collectives.is_outermost(), self._dependence.level
+        return not any(self._is_local(t) or is_outermost and level(t) for t in targets)
 
     def _are_shared(self, sources: Sequence[Any]) -> bool:
         """Returns whether the sources are equal in all towers: weights, or computed from them."""
-        is_outermost = self._collectives.is_outermost()
-        shared = [
-            isinstance(source, _VARIABLES) or not (
-                self._dependence.local(source) if is_outermost else self._rows.fact(source).local)
-            for source in sources
-        ]
+        shared = [isinstance(v, _VARIABLES) or not self._is_local(v) for v in sources]
         if any(shared) and not all(shared):
             raise ValueError(
                 f"{current_line()}: one gradient call with respect to weights, which towers share, "
@@ -187,13 +175,12 @@ class Patches:
                     self._rows.declare(slope, self._rows.fact(target))
         return slopes
 
-    # Updates.
-
     def _apply(
         self, original: Callable, optimizer: keras.optimizers.Optimizer, grads: Sequence[Any],
         trainable_variables: Any = None,
     ) -> None:
-        del original  # called on the parameter device, when the step runs
+        """Records an Update, which calls `original` on the parameter device when the step runs."""
+        del original
         collectives, scope = self._collectives, self._scope
         collectives.check_outermost("applies gradients")
         if not optimizer.built:
@@ -202,10 +189,9 @@ class Patches:
         if scope.is_unready:
             return
         variables = list(trainable_variables or optimized_variables(optimizer))
+        what = f"{current_line()}: a gradient"
         gradients = [
-            g if g is None or isinstance(g, tf.IndexedSlices)
-            else collectives.of_batch(g, f"{current_line()}: a gradient")
-            for g in grads
+            g if isinstance(g, tf.IndexedSlices) else collectives.of_batch(g, what) for g in grads
         ]
         assigned = scope.take_assigned([*variables, *optimizer.variables])
         needs = tf.nest.flatten([gradients, [v for _, v in assigned]], expand_composites=True)
@@ -214,8 +200,6 @@ class Patches:
         update = Update(optimizer, gradients, variables, assigned, max(levels, default=0))
         collectives.updates.append(update)
         scope.updated(update)
-
-    # Metrics.
 
     def _update_state(
         self, original: Callable, metric: keras.metrics.Metric, values: Any,
@@ -228,10 +212,10 @@ class Patches:
         what = f"what metric {metric.name!r} is updated with"
         check_rank(values, f"{current_line()}: {what}")
         if self._dependence.local(values):
-            is_sum = self._rows.check(values, what).name == "sum"
+            kind = self._rows.check(values, what)
             is_weighed = weight is not None and self._dependence.local(weight)
-            if not self._rows.fact(values).has_rows and not is_weighed:
-                if is_sum:
+            if not kind.has_rows and not is_weighed:
+                if kind.name == "sum":
                     (values,) = self._collectives.sum([self._facts.masked(values)])
                 else:
                     factor = 1.0 if weight is None else weight
@@ -262,8 +246,6 @@ class Patches:
             return None
         gather = self._collectives.gather_marked
         return tf.nest.map_structure(lambda v: gather(v) if tf.is_tensor(v) else v, given)
-
-    # Losses.
 
     def _call_loss(
         self, original: Callable, loss: keras.losses.Loss, y_true: Any, y_pred: Any,
@@ -300,10 +282,8 @@ class Patches:
             traced = tf.function(
                 lambda: tf.convert_to_tensor(original(loss, *given)), autograph=False
             ).get_concrete_function()
-        rows = Rows((inside, self._rows.fact(outside)) for outside, inside in captures(traced))
+        rows = Rows((inside, self._rows.fact(outside)) for outside, inside in traced.graph.captures)
         return rows.kind(traced.outputs[0]).fault is not None
-
-    # Layers.
 
     def _call_layer(
         self, original: Callable, layer: keras.layers.Layer, *args: Any, **options: Any

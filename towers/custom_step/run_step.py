@@ -34,10 +34,8 @@ class CustomStep:
         """Raises ValueError if the model cannot be computed in towers.
 
         Args:
-            model: the model that has the step.
             name: the name of the class's method, data -> logs or predictions. Python runs it once
                 for each structure of data. Its tf.function is undone, as the step is traced anyway.
-            devices: names of the devices for the towers. num_towers: the number of towers.
             batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
         """
         checks.check_layers(model)
@@ -62,9 +60,8 @@ class CustomStep:
     def __call__(self, data: Any) -> Any:
         """Runs the step on a global batch; returns its logs: means, sums, or rows in order.
 
-        It raises ValueError if tensors are known to have different numbers of rows.
-
-        Args: data: a structure of tensors [N, ...] of any kind; None stays None.
+        `data` is a structure of tensors [N, ...] of any kind or None. If N is known to differ, it
+        raises ValueError.
         """
         trace = self.prepare(data)
         is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
@@ -74,13 +71,13 @@ class CustomStep:
     @property
     def variables(self) -> list[keras.Variable]:
         """Returns all variables that the step has read or assigned so far, each once, in order."""
-        met: list[keras.Variable] = []
+        found: list[keras.Variable] = []
         for trace in self._traces.values():
-            met += [variable for _, variable in trace.scope.reads]
+            found += [variable for _, variable in trace.scope.reads]
             for update in trace.collectives.updates:
-                met += [*update.variables, *update.optimizer.variables]
-            met += [variable for variable, _ in trace.assigned]
-        return list({id(variable): variable for variable in met}.values())
+                found += [*update.variables, *update.optimizer.variables]
+            found += [variable for variable, _ in trace.assigned]
+        return list({id(variable): variable for variable in found}.values())
 
     @property
     def has_unsaved_noise(self) -> bool:

@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers.custom_step.patches import Patches
 from towers.custom_step.step_collectives import StepCollectives
 from towers.custom_step.variables import VariableScope
-from towers.graph.cut import Segment, captures, cut, effects_of
+from towers.graph.cut import Segment, cut
 from towers.graph.repeatable import warn_of_unordered_sums
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.user_lines import line_of
@@ -49,8 +49,7 @@ class Trace:
     def towers(self) -> dict[int, Segment]:
         """Returns the segments that each tower computes, by level."""
         inputs = [v for collective in self.collectives.events for v in collective.inputs]
-        effects = effects_of(self.function)
-        return cut(self.function, self.collectives.dependence, inputs, effects=effects)
+        return cut(self.function, self.collectives.dependence, inputs)
 
     @functools.cached_property
     def central_segments(self) -> dict[int, Segment]:
@@ -60,7 +59,7 @@ class Trace:
         wanted = [[u.gradients for u in updates], [v for _, v in assigned], self.logs]
         flat = tf.nest.flatten(wanted, expand_composites=True)
         symbolic = [v for v in flat if tf.is_symbolic_tensor(v)]
-        return cut(self.function, self.collectives.dependence, symbolic)
+        return cut(self.function, self.collectives.dependence, symbolic, with_effects=False)
 
     @property
     def num_levels(self) -> int:
@@ -73,7 +72,7 @@ class Trace:
     def captured(self) -> dict[str, tf.Tensor]:
         """Returns the captured values and lookup tables of the step, by their names inside."""
         return {
-            inside.name: outside for outside, inside in captures(self.function)
+            inside.name: outside for outside, inside in self.function.graph.captures
             if inside.dtype != tf.resource or _is_read_table(inside)
         }
 
@@ -154,7 +153,7 @@ def _check_no_foreign_resources(trace: Trace) -> None:
     reads = [trace.scope.reads, *(update.reads for update in trace.collectives.updates)]
     known = {tensor.name for each in reads for tensor, _ in each}
     check_closed(trace.function, known)
-    for _, placeholder in captures(trace.function):
+    for _, placeholder in trace.function.graph.captures:
         if placeholder.dtype not in (tf.resource, tf.variant) or _is_read_table(placeholder):
             continue
         for user in placeholder.consumers():

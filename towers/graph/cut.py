@@ -30,7 +30,7 @@ class TowerCollective(NamedTuple):
     how: "sum" adds values, "rows" joins rows in the order of the batch, "join" concatenates any
         values, and "first" takes the values of tower 0.
     level: the level after which the collective runs. line: the user's line that makes it.
-    spec: the spec of the ragged, sparse or dense rows whose components the inputs are, or None.
+    spec: of the ragged, sparse or dense rows whose components the inputs are.
     """
 
     how: str
@@ -44,12 +44,11 @@ class TowerCollective(NamedTuple):
 class TowerCollectives:
     """Records the collectives of the function that is being traced, in order, in `events`."""
 
-    def __init__(self, fed: Iterable[tf.Tensor]) -> None:
-        """Args: fed: the function's symbolic arguments, whose values differ between towers."""
+    def __init__(self, arguments: Iterable[tf.Tensor]) -> None:
         self.dependence = Dependence()
         self.events: list[TowerCollective] = []
         self.graph = tf.compat.v1.get_default_graph()
-        for tensor in fed:
+        for tensor in arguments:
             self.dependence.feed(tensor, local=True, level=0)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -65,12 +64,12 @@ class TowerCollectives:
         self, how: str, values: Sequence[tf.Tensor], backward: Callable | None = None,
         spec: Any = None,
     ) -> list[tf.Tensor]:
-        """Adds a `TowerCollective`; returns symbolic tensors for its results.
+        """Adds a `TowerCollective`; returns its outputs.
 
-        `backward` maps gradients of the results to gradients of the values.
+        `backward` maps gradients of the outputs to gradients of the values.
         """
         self.check_outermost("makes towers meet")
-        level = max(self.dependence.level(v) for v in values)
+        level = max(map(self.dependence.level, values))
 
         def cross(*inputs: tf.Tensor) -> Any:
             outputs = [tf.identity(v) for v in inputs]
@@ -103,9 +102,8 @@ _WHOLE = {"experimental_attributes": KEEP_WHOLE}
 
 
 class Segment(NamedTuple):
-    """Holds one level of the function.
+    """Holds one level of the function: the names of its arguments and results in the trace.
 
-    inputs, outputs: the names of its arguments and results in the trace.
     function_of: maps a tower's index to its function. Only noise of tf.random makes them differ.
     """
 
@@ -116,23 +114,20 @@ class Segment(NamedTuple):
 
 def cut(
     function: Any, dependence: Dependence, wanted: Iterable[tf.Tensor], *,
-    effects: Sequence[tf.Operation] = (), options: Mapping[str, Any] = _WHOLE,
+    with_effects: bool = True, options: Mapping[str, Any] = _WHOLE,
 ) -> dict[int, Segment]:
-    """Returns the segments that compute `wanted`, by level; an empty level has none.
+    """Returns the segments of a traced function that compute `wanted`, by level.
 
-    Args:
-        function: the traced function.
-        dependence: the levels of its tensors.
-        wanted: symbolic tensors of the function.
-        effects: operations that must also run.
-        options: keyword arguments for `tf.function`, used for each segment.
+    An empty level has no segment. Assertions and prints also run `with_effects`. `options` of
+    `tf.function` apply to each segment.
     """
     definition = function.graph.as_graph_def()
     outputs: dict[int, dict[str, tf.Tensor]] = defaultdict(dict)  # by level
     must_run: dict[int, list[tf.Operation]] = defaultdict(list)
     waiting = list(wanted)
-    for operation in effects:
-        must_run[dependence.operation_level(operation)].append(operation)
+    for operation in function.graph.control_outputs if with_effects else ():
+        if operation.type in _EFFECTS:
+            must_run[dependence.operation_level(operation)].append(operation)
     segments: dict[int, Segment] = {}
     last = max([*map(dependence.level, waiting), *must_run], default=-1)
     for index in range(last, -1, -1):  # a level adds to what earlier ones return
@@ -153,18 +148,6 @@ def cut(
                 node.attr.pop(COLOCATION, None)  # it names operations that may be left out
             segments[index] = _segment(repeatable(part), waiting, results, options)
     return segments
-
-
-def captures(function: Any) -> list[tuple[Any, tf.Tensor]]:
-    """Returns a pair of tensors, outside and inside, for each capture of a concrete function."""
-    outside = function.captured_inputs
-    inside = function.inputs[len(function.inputs) - len(outside):]
-    return list(zip(outside, inside, strict=True))
-
-
-def effects_of(function: Any) -> list[tf.Operation]:
-    """Returns a concrete function's operations that must run even if their results are unused."""
-    return [op for op in function.graph.control_outputs if op.type in _EFFECTS]
 
 
 def _reach(

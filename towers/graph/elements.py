@@ -1,5 +1,6 @@
 """Holds the rules of operations that combine elements one by one, move, pick or count them."""
 
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -33,9 +34,6 @@ def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
     if values:
         return op.nonlinear(values[0])
     return Fact(degree=0 if all(fact.degree == 0 for fact in op.facts) else None)
-
-
-# One by one.
 
 
 def align(op: Op, result: Fact) -> Fact:
@@ -106,14 +104,10 @@ def constant(op: Op) -> Fact:
 
 def fill_like(op: Op) -> Fact:
     """Returns the fact of ZerosLike or OnesLike."""
-    fact, is_zero = op.facts[0], op.type == "ZerosLike"
-    if not fact.has_rows:
-        return Fact(zero=is_zero)
+    fact = op.facts[0]
     # If values choose the rows (each is None), the number of ones depends on the values.
-    return Fact(axis=fact.axis, each=fact.each, local=fact.each is None, zero=is_zero)
-
-
-# Elements in another shape.
+    rows = Fact(axis=fact.axis, each=fact.each, local=fact.each is None)
+    return replace(rows if fact.has_rows else SHARED, zero=op.type == "ZerosLike")
 
 
 def identity(op: Op) -> Fact:
@@ -186,13 +180,10 @@ def broadcast(op: Op) -> Fact:
     return op.faulty(rows, EACH_ROW) if fact.local else rows
 
 
-# Sizes.
-
-
 def shape(op: Op) -> Fact:
     """Returns the fact of Shape or Size, which count rows."""
     tensor, fact = op.inputs[0], op.facts[0]
-    if tensor.shape.rank is None:
+    if not tensor.shape.rank:
         return SHARED
     axis = open_axis(tensor) if fact.axis == UNKNOWN else fact.axis
     source = tensor.op
@@ -202,18 +193,7 @@ def shape(op: Op) -> Fact:
     parts = [number if i == axis else SHARED for i in range(tensor.shape.rank)]
     if fact.more and source.type == "Placeholder":
         parts = [Fact(degree=None, more=fact.more)]
-    return sizes(parts) if op.type == "Shape" else product_of(op, sizes(parts))
-
-
-def product_of(op: Op, fact: Fact) -> Fact:
-    """Returns the fact of the product of the sizes in `fact.parts`."""
-    result = SHARED
-    for part in fact.parts:
-        result = op.multiply(result, part)
-    return result
-
-
-# Parts of tensors, and tensors of parts.
+    return sizes(parts) if op.type == "Shape" else functools.reduce(op.multiply, parts)
 
 
 def slice_along(op: Op, axis: int) -> tuple[Any, Any, Any, bool]:

@@ -39,9 +39,9 @@ COMPARES = "compares rows of the batch with each other"
 
 
 class Fault(NamedTuple):
-    """Names the operation after which a tensor is neither rows nor a mean nor a sum.
+    """Names the first operation after which a tensor is neither rows nor a mean nor a sum.
 
-    operation: the first such operation. what: its effect, a verb phrase. remedy: a fix, a sentence.
+    what: its effect, a verb phrase. remedy: a sentence.
     """
 
     operation: tf.Operation
@@ -61,7 +61,7 @@ class Fact:
     zero: whether it is 0, or a constant of at most 1e-6, which counts as 0.
     more: 1 for a ragged tensor's row_splits and their number, one more than its rows; else 0.
     padded: whether rows are padded to the longest row of the shard, and no mask was applied.
-    masks: whether it may tell which elements are padding. fault: the fault, or None.
+    masks: whether it may tell which elements are padding.
     """
 
     axis: int | None = None
@@ -140,6 +140,7 @@ def has_open_rows(tensor: tf.Tensor) -> bool:
 
 
 def open_axes(tensor: tf.Tensor) -> list[int]:
+    """Returns the axes of open size of a tensor of known rank."""
     return [i for i, size in enumerate(tensor.shape.as_list()) if size is None]
 
 
@@ -147,7 +148,6 @@ class Op:
     """Wraps an operation of a graph and the facts of its inputs; computes facts of its result."""
 
     def __init__(self, operation: tf.Operation, facts: Sequence[Fact]) -> None:
-        """Args: facts: the facts of the operation's inputs, in order."""
         self.operation, self.facts = operation, list(facts)
         self.type: str = operation.type
         self.inputs: list[tf.Tensor] = list(operation.inputs)
@@ -182,13 +182,12 @@ class Op:
             return facts[0]
         result = self.combine([*counted, *(fact for fact in facts if fact.has_rows)])
         degrees = {fact.degree for fact in counted}
-        if result.fault or len(degrees) == 1:
-            return result if result.fault else replace(result, degree=degrees.pop())
-        if not result.local:
-            return replace(result, degree=None)
-        if result.has_rows:
-            is_index = not self.output.dtype.is_floating
-            return result if is_index else self.faulty(result, *UNEVEN)
+        if result.fault:
+            return result
+        if len(degrees) == 1 or not result.local:
+            return replace(result, degree=degrees.pop() if len(degrees) == 1 else None)
+        if result.has_rows:  # of integers, such as indices, any sum will do
+            return self.faulty(result, *UNEVEN) if self.output.dtype.is_floating else result
         if not all(fact.local for fact in counted):  # such as the 1 that smooths a Dice loss
             return self.faulty(result, "adds a constant to a sum over the rows of the batch")
         return self.faulty(result, "adds a sum over the rows of the batch to a mean", SAME_KIND)

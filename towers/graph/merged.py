@@ -22,7 +22,6 @@ from towers.machine.tensorflow_internals import left_out, read_instead
 
 _READ = "ReadVariableOp"
 _KEPT = ("Placeholder", "Identity")  # an Identity deliberately separates its readers
-_NOISE_KEY = "StatelessRandomGetKeyCounter"
 # The Philox key by which TensorFlow scrambles a seed (stateless_random_ops.cc); Philox's number.
 _SCRAMBLE_KEY, _PHILOX = 0x02461E293EC8F720, 1
 
@@ -38,10 +37,7 @@ def with_merged_repeats(function: Callable) -> Callable:
 
 
 def merge_repeats(graph: tf.Graph, results: Any) -> Any:
-    """Merges operations of equal value in a graph whose trace ends.
-
-    It returns `results`, a structure of the graph's tensors, with the tensors that stay.
-    """
+    """Merges operations of a graph that is being traced; returns `results` of tensors that stay."""
     first: dict[Hashable, tf.Operation] = {}
     stands_for: dict[str, tf.Tensor] = {}
     assignments: Counter[str] = Counter()  # by variable
@@ -83,11 +79,10 @@ def compute_noise_keys_once(graph: tf.Graph) -> None:
 
     TensorFlow scrambles a seed into a key by one operation. XLA fuses the scramble's elementwise
     steps into the noise and repeats them for every number, which takes 34 times as long on a CPU.
-    XLA does not fuse a scramble by the random generator, which replaces it here. Noise in loops
-    stays.
+    XLA does not fuse a scramble by the random generator, which replaces it here, except in loops.
     """
     for operation in graph.get_operations():
-        if operation.type == _NOISE_KEY:
+        if operation.type == "StatelessRandomGetKeyCounter":
             with tf.device(operation.device):
                 for old, new in zip(operation.outputs, _key(operation.inputs[0]), strict=True):
                     read_instead(old, new)

@@ -28,7 +28,7 @@ _SEED_STEP = 7919  # the difference between the seeds of two towers
 def sums_in_order(graph: tf.Graph, results: Any) -> Any:
     """Makes a graph that is being traced add from left to right; returns `results` with new sums.
 
-    Functions that the graph calls stay as they are. `results` is a structure of its tensors.
+    Functions that the graph calls stay as they are.
     """
     sums: dict[str, tf.Tensor] = {}
     for operation in graph.get_operations():

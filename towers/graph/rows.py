@@ -89,7 +89,7 @@ class Rows:
         return [*self._found.values()]
 
     def fact(self, tensor: tf.Tensor) -> Fact:
-        """Returns the fact of a tensor, derived from the facts of all tensors before it."""
+        """Returns the fact of a tensor of any kind, from the facts of all tensors before it."""
         if isinstance(tensor, tf.RaggedTensor | tf.SparseTensor):
             parts = [self.fact(v) for v in tf.nest.flatten(tensor, expand_composites=True)]
             is_local = any(part.local for part in parts)
@@ -115,12 +115,10 @@ class Rows:
         """Returns the fact if it is known without a walk, else None."""
         if not tf.is_symbolic_tensor(tensor):
             return SHARED
-        fed = self._fed.get(key_of(tensor))
-        if fed is not None:
-            return fed
-        known = self._known.get(key_of(tensor.op))
-        if known is not None:
-            return known[tensor.value_index]
+        if key_of(tensor) in self._fed:
+            return self._fed[key_of(tensor)]
+        if key_of(tensor.op) in self._known:
+            return self._known[key_of(tensor.op)][tensor.value_index]
         if self._is_shared(tensor):
             return SHARED
         return self._of_placeholder(tensor) if tensor.op.type == "Placeholder" else None
@@ -135,9 +133,6 @@ class Rows:
             return SHARED
         axis = open_axis(tensor)
         return SHARED if axis is None else Fact(axis=axis, local=True)
-
-
-# Calls of functions.
 
 
 def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[Fact] | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from towers.graph import elements
-from towers.graph.elements import align, num_scattered_axes, product_of, row_by_row
+from towers.graph.elements import align, num_scattered_axes, row_by_row
 from towers.graph.facts import (
     CHOSEN, COMPARES, COUNT, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op, has_open_rows,
     open_axis, sum_over_rows,
@@ -23,9 +23,9 @@ from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
 def _named_axes(op: Op, index: int = 1) -> list[int] | None:
     """Returns the axes that input `index` lists, counted from 0; None if it is not constant."""
     rank, axes = op.inputs[0].shape.rank, tf.get_static_value(op.inputs[index])
-    if axes is None or rank == 0:
-        return None if axes is None else []
-    return [int(axis) if rank is None else int(axis) % rank for axis in axes.reshape(-1)]
+    return None if axes is None else [
+        int(axis) % rank if rank else int(axis) for axis in axes.reshape(-1)
+    ]
 
 
 def reduce(op: Op) -> Fact:
@@ -39,8 +39,9 @@ def reduce(op: Op) -> Fact:
         are_alike = len(set(fact.parts)) == 1 and op.type in ("Max", "Min", "Mean")
         if are_alike or len(fact.parts) == 1:
             return fact.parts[0]
-        degree = 0 if fact.degree == 0 else None
-        return product_of(op, fact) if op.type == "Prod" else Fact(local=fact.local, degree=degree)
+        if op.type == "Prod":
+            return functools.reduce(op.multiply, fact.parts)
+        return Fact(local=fact.local, degree=0 if fact.degree == 0 else None)
     if not fact.has_rows:
         return fact if is_linear else op.nonlinear(fact)
     axes = None if op.type == "L2Loss" else _named_axes(op)

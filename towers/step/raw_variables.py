@@ -20,7 +20,6 @@ from weakref import WeakValueDictionary
 import keras
 import tensorflow as tf
 
-from towers.graph.cut import captures
 from towers.machine.keras_internals import stored_value
 from towers.machine.replaced import ONE_AT_A_TIME, replaced
 from towers.machine.tensorflow_internals import VARIABLE_CLASS
@@ -88,7 +87,7 @@ def check_closed(function: Any, reads: Collection[str] = ()) -> None:
 
     reads: the names of tensors that are allowed reads of a variable.
     """
-    for handle, inside in captures(function):
+    for handle, inside in function.graph.captures:
         names = [variable.name for variable in function.variables if variable.handle is handle]
         users = [user for user in inside.consumers() if reads_none(user, reads)]
         if names and users:

@@ -15,9 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.graph.cut import (
-    Segment, TowerCollective, TowerCollectives, captures, cut, effects_of,
-)
+from towers.graph.cut import Segment, TowerCollective, TowerCollectives, cut
 from towers.graph.levels import Dependence, StageLevels
 from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
@@ -65,11 +63,9 @@ class TracedTower:
             outputs = [v.name for v in wanted]
             self.segments = {0: Segment(self._arguments, outputs, lambda tower: call)}
         else:
-            self._captured = {inside.name: outside for outside, inside in captures(function)}
+            self._captured = {inside.name: outside for outside, inside in function.graph.captures}
             wanted += [v for collective in collectives for v in collective.inputs]
-            self.segments = cut(
-                function, levels, wanted, effects=effects_of(function), options=options or {}
-            )
+            self.segments = cut(function, levels, wanted, options=options or {})
 
     def run(
         self, arguments: Sequence[Any], devices: Sequence[str],
@@ -146,7 +142,7 @@ def trace_tower(
         function = tf.function(body, autograph=False, **options).get_concrete_function(*specs)
         warn_of_unordered_sums(function.graph)
         inputs, flat, collectives = traced[-1]
-        captured = [inside for _, inside in captures(function)]
+        captured = [inside for _, inside in function.graph.captures]
         if stages is not None:
             levels = StageLevels(stages.num_stages)
             held = zip([*inputs.parameters, *inputs.state], stages.of(variables), strict=True)
