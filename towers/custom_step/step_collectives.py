@@ -1,9 +1,6 @@
 """Records collectives of a custom step: tensors that stand for one value of all towers.
 
-    tower 0   value --+                  +--> outputs   the same in all towers
-    tower 1   value --+-- sum, or rows --+--> outputs
-    ...               |                  |
-                      +<-- its gradient, backward, is the sum of the towers' gradients
+The gradient of such a tensor, backward, is the sum of the towers' gradients.
 """
 
 from collections.abc import Sequence

@@ -89,7 +89,6 @@ def trace_step(
     Args:
         specs: the TensorSpecs of a batch, with an open first dimension; None for absent data.
         parameter_device: the device for variables that the step creates.
-        batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
     """
     for _ in range(_MOST_TRACES):
         trace = _trace_once(model, step, specs, parameter_device, batch_norm)

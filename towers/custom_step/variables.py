@@ -1,10 +1,8 @@
 """Records the assignments to variables of Keras and TensorFlow while a step is traced.
 
-The table in towers/step/assigned.py says how the towers' values become one. Two rows differ,
-because a custom step may read a variable after it was assigned:
-
-    a metric       old + x becomes old + the sum of all x when the step reads it again.
-    a parameter    follows the rules of other variables, because no automatic update comes later.
+The table in towers/step/assigned.py says how the towers' values become one: at the next update, at
+the end of the step or, for a metric, when the step reads it again. A parameter follows the rules of
+other variables, because no automatic update comes later.
 """
 
 import functools
@@ -35,10 +33,9 @@ class VariableScope(keras.StatelessScope):
     ) -> None:
         """
         Args:
-            collectives: the collectives of the trace.
             parameter_device: the device for variables that the step creates.
-            statistics: the variables of BatchNormalization, which are averaged over the towers.
-            takes_first: whether to take tower 0's statistics instead.
+            statistics: the variables of BatchNormalization, averaged over the towers, or tower 0's
+                if it `takes_first`.
         """
         super().__init__(collect_losses=True, initialize_variables=False)
         self.reads: list[tuple[tf.Tensor, keras.Variable]] = []

@@ -1,5 +1,4 @@
-"""Merges the values that towers assign to variables into one value for each variable. Custom steps
-differ in two rows, which variables.py describes.
+"""Merges the values that towers assign to variables into one value for each variable.
 
 | assigned value                                | value after the step                      |
 | --------------------------------------------- | ----------------------------------------- |
@@ -17,7 +16,8 @@ differ in two rows, which variables.py describes.
 | any other value                               | tower 0's value, with a warning; with     |
 |                                               |     aggregation="sum" a ValueError        |
 
-Weights are n_t / N. A parameter's value must not depend on a shard; the graph shows which do.
+Weights are n_t / N. A parameter's value must not depend on a shard, except in a custom step; the
+graph shows which do.
 """
 
 import functools
