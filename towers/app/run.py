@@ -122,7 +122,7 @@ def _run(
     config, cluster = run.config, run.workers.cluster
     if config.export_pixels:
         export.check_pixels(run.step.model, run.divided)
-    unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else None
+    unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else ""
     data = several_workers.check_same(run)
     verification = None
     if config.verify_gradients and not config.profile:  # before there is a directory
@@ -157,7 +157,7 @@ def _run(
         describe(run, out, f"run: {shown}")
         if mirror is not None:
             out.line(labelled("Uploads", f"from {directory}, which goes at the end"))
-        if unread is not None:
+        if unread:
             out.warn(unread)
         if config.resume is not None:
             report.describe_resumed(checkpointer.found, state, out)

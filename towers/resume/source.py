@@ -200,11 +200,6 @@ class DataSource:
         """Tells the user how examples are read in training. It is "" for examples in memory."""
         return ""
 
-    @property
-    def is_sequential(self) -> bool:
-        """Returns whether a resumed epoch must read the examples before its first step."""
-        return False
-
     def opened(self, options: InputOptions) -> "DataSource":
         """Returns the source with its readers or its tensors, ready for a run."""
         return self

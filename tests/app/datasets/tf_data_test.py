@@ -147,13 +147,10 @@ def test_ctrl_c_ends_the_count_of_what_has_no_end(custom_loss):
 
 
 @pytest.mark.matrix
-def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits_and_says_what_it_left_out(
-    tmp_path, capsys
-):
+def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits(tmp_path, capsys):
     dataset = "tests.app.datasets.tf_data_test:splits"
     towers.train(config(tmp_path / "whole", dataset, shuffle_buffer=BUFFER))
     assert "streamed while training runs, shuffled among 6" in capsys.readouterr().out
     towers.train(config(tmp_path / "part", dataset, shuffle_buffer=BUFFER, max_steps=7))
     towers.train(towers.TrainConfig(resume=str(tmp_path / "part"), max_steps=10))
-    assert "10 examples of this epoch read again and left out, in" in capsys.readouterr().out
     assert final_weights(tmp_path / "whole") == final_weights(tmp_path / "part")

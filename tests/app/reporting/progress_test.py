@@ -17,17 +17,16 @@ LOGS = {"loss": 0.5, "accuracy": 0.75, "val_loss": 0.25, "val_accuracy": 0.875}
 class Case:
     """A run of 4 steps an epoch, as much of it as is looked at, after 2 steps of its epoch 2."""
 
-    def __init__(self, is_sequential=False):
+    def __init__(self):
         self.optimizer = SimpleNamespace(iterations=6, dynamic_scale=16384.0)
         self.state = TrainState(step=6, epoch=1, epoch_step=2,
                                 logs={"loss": 0.5, "accuracy": 0.75}, best_step=4)
         self._stream = io.StringIO()
         self.out = Report(self._stream)
-        source = SimpleNamespace(is_sequential=is_sequential)
         self.run = run = SimpleNamespace(
             config=TrainConfig(epochs=12), step=SimpleNamespace(optimizer=self.optimizer),
-            train=SimpleNamespace(source=source), batch_size=8, steps_an_epoch=4,
-            metrics=["loss", "accuracy"], columns=list(LOGS), first_iteration=0, num_steps=48,
+            steps_an_epoch=4, num_steps=48,
+            metrics=["loss", "accuracy"], columns=list(LOGS), first_iteration=0,
         )
         self.lines = ProgressLines(self.out, run, self.state)
         pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)
@@ -90,19 +89,6 @@ def test_updates_that_this_epoch_has_left_out_are_warned_of():
         "Warning   2 updates left out in this epoch: a NaN or infinite loss or gradient; the loss "
         "scale is 16,384 now."
     ]
-
-
-@pytest.mark.parametrize(("is_sequential", "epoch_step", "count"), [
-    (True, 3, 1), (True, 0, 0), (False, 3, 0),
-])
-def test_an_epoch_says_once_how_much_it_has_read_again(is_sequential, epoch_step, count):
-    case = Case(is_sequential)
-    case.state.epoch_step = epoch_step
-    case.lines.on_epoch_begin(1)
-    case.lines.on_train_batch_begin(epoch_step)
-    case.lines.on_train_batch_begin(epoch_step + 1)
-    again = "Data      24 examples of this epoch read again and left out, in "
-    assert [line.startswith(again) for line in case.said] == [True] * count
 
 
 @pytest.fixture

@@ -46,7 +46,6 @@ class Streamed(DataSource):
     parse: Callable[[Any], Any] | None = None
     shuffle_buffer: int = 1
 
-    is_sequential = True
     labels = None
 
     @property

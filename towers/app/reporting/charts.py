@@ -27,9 +27,8 @@ def figure_file(
 ) -> Iterator["Figure"]:
     """Yields a figure to draw on, then writes it to `path` as a PNG in one atomic step.
 
-    It opens no window and uses no global state of pyplot.
-
-    Args: width, height: inches of 120 pixels each. note: lines in small print at the bottom.
+    Its size is in inches of 120 pixels. The `note` stands in small print at the bottom. It opens
+    no window and uses no global state of pyplot.
     """
     from matplotlib.figure import Figure
 
@@ -54,9 +53,6 @@ def style_axes(axes: "Axes", title: str, x_label: str, y_label: str) -> None:
 
 
 CURVES = "results.png"
-_FEW = 30  # up to this number of epochs, each epoch gets a dot
-_WIDE = 50.0  # above this ratio of largest to smallest loss, the axis is logarithmic
-_IN_A_ROW = 3  # charts in a row
 _UNITS = {"loss": " (mean over the examples)", "accuracy": " (share of the examples)"}
 
 
@@ -66,15 +62,14 @@ def draw_curves(
     """Draws one chart for the loss and one for each metric; writes no file without epochs.
 
     columns: the values of all epochs, by the name of their column in results.csv.
-    Values that are not finite leave gaps; the monitor's best epoch is marked. Raises ImportError
-    if matplotlib is missing, and OSError if the file cannot be written.
+    Values that are not finite leave gaps; the monitor's best epoch is marked.
     """
     if not columns:
         return
     best = monitor.best_index(columns[monitor.column])
     validation = {f"val_{name}" for name in columns}
     names = [name for name in columns if name not in validation]
-    width = min(len(names), _IN_A_ROW)
+    width = min(len(names), 3)  # charts in a row
     height = -(-len(names) // width)
     with figure_file(path, 4.8 * max(2, width), 4.2 * height, title) as figure:
         charts = figure.subplots(height, width, squeeze=False).ravel()
@@ -93,7 +88,7 @@ def _draw(
     epochs = range(1, len(columns[name]) + 1)
     curves = {"training": name, "validation": f"val_{name}"}
     shown = {label: column for label, column in curves.items() if column in columns}
-    finite, marker = [], "o" if len(epochs) <= _FEW else ""
+    finite, marker = [], "o" if len(epochs) <= 30 else ""
     for color, (label, column) in zip(COLORS, shown.items(), strict=False):
         finite += [value for value in columns[column] if math.isfinite(value)]
         values = [value if math.isfinite(value) else math.nan for value in columns[column]]
@@ -109,6 +104,6 @@ def _draw(
                 [epochs[best]], [value], "o", markersize=10, fillstyle="none", color=color,
                 markeredgewidth=2, label=f"best, epoch {epochs[best]}: {value:.4g}",
             )
-    if name == "loss" and finite and 0 < min(finite) < max(finite) / _WIDE:
+    if name == "loss" and finite and 0 < min(finite) < max(finite) / 50:
         axes.set_yscale("log")
     axes.legend(frameon=False)

@@ -5,24 +5,21 @@ from typing import Any
 
 import keras
 
-from towers.app.reporting.report import Report, format_seconds, format_values, labelled, num_skipped
+from towers.app.reporting.report import Report, format_seconds, format_values, num_skipped
 from towers.app.training.build import Run
 from towers.machine.words import counted
 from towers.resume.source import num_steps
 from towers.resume.train_state import TrainState
 
-_BAR_WIDTH = 12
-
 
 class Pace:
-    """Times a run's steps and validations, and estimates the time left.
+    """Times the run's remaining steps, and epochs with validation, and estimates the time left.
 
     examples_per_second: the speed of this epoch's steps. The run's first step, which traces the
         graph, counts only until the second one has ended.
     """
 
     def __init__(self, num_steps: int, num_epochs: int) -> None:
-        """Args: num_steps, num_epochs: the run's remaining steps and epochs with validation."""
         self._steps_left, self._validations_left = num_steps, num_epochs
         self._run_began = time.perf_counter()
         self._is_traced = False
@@ -67,19 +64,13 @@ class Pace:
     @property
     def seconds_left(self) -> float | None:
         """Returns an estimate for the rest of the run; None before two steps and after the end."""
-        if not self._step_seconds or not self._validations_left:
-            return None
-        return (
-            self._steps_left * self._step_seconds
-            + self._validations_left * self._validation_seconds
-        )
+        steps = self._steps_left * self._step_seconds
+        rest = steps + self._validations_left * self._validation_seconds
+        return rest if self._step_seconds and self._validations_left else None
 
 
 class ProgressLines(keras.callbacks.Callback):
-    """Shows the run's progress; reads the loss back from its device only when it is shown.
-
-    pace: times the remaining steps and epochs; the training loop calls its methods.
-    """
+    """Shows the run's progress; the training loop calls the methods of `pace`."""
 
     def __init__(self, out: Report, run: Run, train_state: TrainState) -> None:
         super().__init__()
@@ -87,37 +78,26 @@ class ProgressLines(keras.callbacks.Callback):
         num_epochs = num_steps(run.num_steps, run.steps_an_epoch)
         self.pace = Pace(run.num_steps - train_state.step, num_epochs - train_state.epoch)
         self._skipped_before = 0
-        self._reads_again_since: float | None = None
 
     def on_train_begin(self, logs: Any = None) -> None:
         self._out.waiting(f"{self._label(self._train_state.epoch)}  preparing the first step")
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         self._skipped_before = num_skipped(self._run, self._train_state)
-        if self._run.train.source.is_sequential and self._train_state.epoch_step > 0:
-            self._reads_again_since = time.monotonic()
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Prints how many examples a resumed run read again, once its first batch has arrived."""
-        if self._reads_again_since is not None:
-            seconds, self._reads_again_since = time.monotonic() - self._reads_again_since, None
-            count = counted(batch * self._run.batch_size, "example")
-            again = f"of this epoch read again and left out, in {format_seconds(seconds)}"
-            self._out.line(labelled("Data", f"{count} {again}"))
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        if not self._out.is_due():
+        if not self._out.is_due():  # reading the loss back from its device waits for the step
             return
         state, total = self._train_state, self._run.steps_an_epoch
         label = self._label(state.epoch)
         step = f"{state.epoch_step:>{len(f'{total:,}')},}/{total:,}"
         values = format_values({name: float(state.logs[name]) for name in self._run.metrics})
-        bar = "=" * (_BAR_WIDTH * state.epoch_step // total)
+        bar = "=" * (12 * state.epoch_step // total)
         speed, left = self._speed_and_left()
         self._out.ongoing(
             f"{label}  step {step}  {values}{speed}{left}",
             # A narrow terminal cuts off the end, so the speed comes last here.
-            f"{label}  [{bar:<{_BAR_WIDTH}}] {step}  {values}{left}{speed}",
+            f"{label}  [{bar:<12}] {step}  {values}{left}{speed}",
         )
 
     def end_steps(self) -> None:
@@ -139,8 +119,8 @@ class ProgressLines(keras.callbacks.Callback):
         best = "(best)" if self._train_state.is_best else ""
         self._out.close()
         self._out.line(f"{label}  {training}{''.join(self._speed_and_left())}")
-        if second := "  ".join(filter(None, [validation, best])):
-            self._out.line(f"{'':{len(label)}}  {second}")
+        if validation or best:
+            self._out.line("  ".join(filter(None, [" " * len(label), validation, best])))
 
     def _label(self, epoch: int) -> str:
         """Returns "Epoch  3/12" for epoch 2, because epochs count from 0."""

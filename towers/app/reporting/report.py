@@ -30,7 +30,6 @@ from towers.resume.train_state import Monitor, TrainState
 from towers.step.state import digest
 from towers.workers.cluster import Cluster
 
-_LABEL_WIDTH = 10
 _SECONDS_BETWEEN_REFRESHES = 0.5  # each refresh reads the loss back from the device
 _SECONDS_BETWEEN_LINES = 10.0
 _PACKAGE = str(Path(__file__).parents[2])
@@ -54,7 +53,6 @@ class Report:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Args: stream: the stream to write to, by default stdout."""
         self._stream = sys.stdout if stream is None else stream  # None if stdout is closed
         self._prefix = places.prefix(places.here())
         self._log: Path | None = None
@@ -75,9 +73,9 @@ class Report:
         self._log = path
 
     def line(self, text: str) -> None:
-        """Shows one line: above the updated line on a terminal, and in its place in a notebook.
+        """Shows one line, with paths relative to the directory in which the report was made.
 
-        Paths are shown relative to the directory in which the report was made.
+        It stands above the updated line on a terminal, and in its place in a notebook.
         """
         text = self._prefix.sub("", text)
         shown = self._encodable(text)
@@ -88,13 +86,11 @@ class Report:
                 self._cell.update({"text/plain": shown}, raw=True)
                 self._cell = None
             elif self._stream is not None:
-                self._stream.write(shown + "\n")
-                self._stream.flush()
-        if self._log is None:
-            return
+                print(shown, file=self._stream, flush=True)
         try:
-            with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(text.rstrip() + "\n")
+            if self._log is not None:
+                with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+                    file.write(text.rstrip() + "\n")
         except OSError as error:
             path, self._log = self._log, None
             self.warn(f"{path} cannot be written any more ({error.strerror}); training continues.")
@@ -195,18 +191,16 @@ def report_of(cluster: Cluster) -> Report:
 
 def labelled(label: str, text: str) -> str:
     """Returns a line that begins with a label, such as "Batch     128 global"."""
-    return f"{label:<{_LABEL_WIDTH}}{text}"
+    return f"{label:<10}{text}"
 
 
 def devices_line(
     parameter_device: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0,
     stages: int = 1,
 ) -> str:
-    """Returns the line with the parameter device and the towers on each device.
+    """Returns the line with the parameters' device, their copies, and each tower's device.
 
-    Args:
-        tower_devices: the device of each tower, from tower `first` on (with stages, of stage 0).
-        num_copies: the number of copies of the parameters on other devices.
+    The towers count from `first` on. With stages, a tower's device is that of stage 0.
     """
     copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
     each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
@@ -255,10 +249,7 @@ def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
 def describe_end(
     run: Run, train_state: TrainState, seconds: float, out: Report, *, has_final: bool = True
 ) -> None:
-    """Prints which model files hold which weights, and the best value of the monitor.
-
-    Args: seconds: the training time of this process. has_final: whether final.keras is written.
-    """
+    """Prints which model files hold which weights, and the best value of the monitor."""
     column, saved = run.monitor.column, train_state.best_saved
     is_best = saved == train_state.best_step  # False: a better epoch's file could not be written
     done = amount(train_state.step, run.steps_an_epoch)
@@ -282,17 +273,13 @@ def num_skipped(run: Run, train_state: TrainState) -> int:
 
 
 def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> str:
-    """Returns the command that continues a run: "python train.py --resume=runs/cnn-mnist-001".
-
-    Args: changed: fields of the configuration that the command changes, with their new values.
-    """
+    """Returns the command that continues a run: "python train.py --resume=runs/cnn-mnist-001"."""
     given = {"resume": str(directory), **changed}
     if is_python(config):  # its model or data are objects of a script
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         return f"the same script, with towers.TrainConfig({values})"
-    return " ".join(
-        [train_command(), *(f"--{name}={shlex.quote(value)}" for name, value in given.items())]
-    )
+    flags = [f"--{name}={shlex.quote(value)}" for name, value in given.items()]
+    return " ".join([train_command(), *flags])
 
 
 def amount(step: int, steps_an_epoch: int) -> str:

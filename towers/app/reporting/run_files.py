@@ -45,18 +45,13 @@ def check_installed() -> None:
 class TensorBoardLog(keras.callbacks.TensorBoard):
     """Writes Keras' log of epochs; if it cannot be written any more, it warns and stops.
 
-    An epoch that a resumed run repeats appears twice in the log, with equal values.
+    An epoch that a resumed run repeats appears twice in the log, with equal values. `histograms`
+    adds histograms of the parameters after each epoch.
     """
 
     def __init__(
         self, directory: Path, warn: Callable[[str], None], histograms: bool = False
     ) -> None:
-        """
-        Args:
-            directory: the folder for the event files.
-            warn: a function that shows one line.
-            histograms: whether to write histograms of the parameters after each epoch, too.
-        """
         super().__init__(str(directory), histogram_freq=int(histograms), write_graph=False)
         self._tell: Callable[[str], None] | None = warn
         for moment in _WRITES:
@@ -86,7 +81,6 @@ class RunFiles(keras.callbacks.Callback):
     def __init__(
         self, run: Run, directory: Path, train_state: TrainState, warn: Callable[[str], None]
     ) -> None:
-        """Args: train_state: the run's position. warn: a function that shows one line."""
         super().__init__()
         self._run, self._directory, self._warn = run, directory, warn
         self._train_state, self.has_final = train_state, False
@@ -103,12 +97,7 @@ class RunFiles(keras.callbacks.Callback):
         self._write_results()
 
     def save_final(self) -> None:
-        """Writes final.keras.
-
-        Raises:
-            NonFiniteError: the model holds NaN or infinite values.
-            LostDirectoryError: final.keras cannot be written, or best.keras could not be written.
-        """
+        """Writes final.keras; if best.keras could not be written, raises LostDirectoryError."""
         save_model(self._run.step.model, self._directory / run_dir.FINAL)
         self.has_final = True
         if self._train_state.best_saved != self._train_state.best_step:
@@ -123,9 +112,7 @@ class RunFiles(keras.callbacks.Callback):
             values = dict(zip(run.columns, columns[1:], strict=False))
             charts.draw_curves(path, values, title(run.config, run.step.model), run.monitor)
         except Exception as error:  # whatever matplotlib raises
-            self._warn(
-                f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing."
-            )
+            self._warn(f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing.")
 
     def _write_results(self) -> None:
         path = self._directory / run_dir.RESULTS
@@ -160,38 +147,26 @@ class RunFiles(keras.callbacks.Callback):
 
 
 def save_model(model: keras.Model, path: Path) -> None:
-    """Saves a model; if that fails, an older file at `path` stays intact.
-
-    Args:
-        model: a model, which is saved with its optimizer.
-        path: the .keras file to write.
+    """Saves a model with its optimizer; if that fails, an older file at `path` stays intact.
 
     Raises:
         NonFiniteError: the model holds NaN or infinite values.
         LostDirectoryError: the file cannot be written.
     """
-    before = "; what it held before is intact" if path.exists() else ""
+    end = "; what it held before is intact." if path.exists() else "."
     if not all(is_finite(weight.value.numpy()) for weight in model.weights):
-        raise NonFiniteError(
-            f"{path} is not written: the model holds NaN or infinite values{before}."
-        )
+        raise NonFiniteError(f"{path} is not written: the model holds NaN or infinite values{end}")
     try:
         with watch.at_work(f"writing {path}"), plain_schedule(getattr(model, "optimizer", None)):
             run_dir.write_atomically(path, model.save)
     except OSError as error:
-        raise LostDirectoryError(
-            f"{path} cannot be written ({error.strerror}){before}."
-        ) from None
+        raise LostDirectoryError(f"{path} cannot be written ({error.strerror}){end}") from None
 
 
-def unreadable(model: keras.Model) -> str | None:
-    """Returns a line about objects that Keras could not load from a model's file, or None.
+def unreadable(model: keras.Model) -> str:
+    """Returns a line about objects that Keras could not load from a model's file, or "".
 
-    Args:
-        model: the model to check, with its optimizer.
-
-    Raises:
-        ValueError: the model cannot be written to a file at all.
+    If the model cannot be written to a file at all, it raises ValueError.
     """
     try:
         with warnings.catch_warnings(), plain_schedule(getattr(model, "optimizer", None)):
@@ -204,13 +179,11 @@ def unreadable(model: keras.Model) -> str | None:
             "get_config() that returns the arguments of its __init__, and decorate it with "
             "@keras.saving.register_keras_serializable()."
         ) from None
-    names = list(dict.fromkeys(_unknown(config)))
-    if not names:
-        return None
-    return (
+    names = ", ".join(dict.fromkeys(_unknown(config)))
+    return names and (
         f"{run_dir.BEST} and {run_dir.FINAL} cannot be read back as they are, as Keras does not "
-        f"know {', '.join(names)}: {train_command()} --evaluate, --predict and --model would "
-        "refuse them. Use a named function or class in place of a lambda, and decorate it with "
+        f"know {names}: {train_command()} --evaluate, --predict and --model would refuse them. "
+        "Use a named function or class in place of a lambda, and decorate it with "
         "@keras.saving.register_keras_serializable()."
     )
 
@@ -239,6 +212,7 @@ def _unknown(config: Any) -> Iterator[str]:
         elif "registered_name" in config and not (module or "").startswith("keras"):
             if keras.saving.get_registered_object(config["registered_name"]) is None:
                 yield f"class {kind}"
-    if isinstance(config, dict | list):
-        for inner in config.values() if isinstance(config, dict) else config:
+        config = list(config.values())
+    if isinstance(config, list):
+        for inner in config:
             yield from _unknown(inner)

@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -34,46 +33,30 @@ from towers.step.state import variables_device
 from towers.step.structures import symbolic
 from towers.workers.workers import Workers, join_workers
 
-LOSS = "sparse_categorical_crossentropy"
-METRICS = ("accuracy",)
-_DIRECTIONS = {"loss": "down", "accuracy": "up"}
-_LONGEST_REASON = 300  # characters; a Keras error may print whole structures
-
 
 class Run(NamedTuple):
     """Holds the objects that a configuration describes, built for this machine.
 
-    config: the configuration with the number of towers, the global batch and the CPU threads
-        filled in; on other devices, they still define the same run.
-    step: the update step, with the model. train: the training examples.
-    test: the validation examples, or None.
-    batch_size: the global batch. steps_an_epoch: updates; the last batch may be uneven.
-    workers: the workers that train together.
-    make_step(strategy=..., policy=...): builds an equivalent `TowerStep` with these arguments.
-    metrics: "loss" and the names of the metrics.
-    monitor: the column of results.csv that decides which epoch is the best.
-    custom_loss: whether the model was compiled, with its loss, metrics and optimizer.
-    first_iteration: the updates that the optimizer had counted before this run.
-    notes, warnings: lines for the user about the data, the model, the training and the devices.
-    class_names: the classes' names, by label; () if the data have no names.
-    divided: for each part of x, whether the model gets it as pixels divided by 255; [] if none.
+    The configuration has the number of towers, the global batch and the CPU threads filled in: on
+    other devices, they still define the same run.
     """
 
     config: TrainConfig
-    step: TowerStep
+    step: TowerStep  # the update step, with the model
     train: Examples
     test: Examples | None
-    batch_size: int
-    steps_an_epoch: int
+    batch_size: int  # the global batch
+    steps_an_epoch: int  # updates; the last batch may be uneven
     workers: Workers
-    make_step: Callable[..., TowerStep]
-    metrics: Sequence[str]
+    make_step: Callable[..., TowerStep]  # builds an equivalent step with changed arguments
+    metrics: Sequence[str]  # "loss" and the names of the metrics
+    columns: Sequence[str]  # the names of an epoch's values in results.csv
     monitor: Monitor
-    custom_loss: bool
-    first_iteration: int
+    custom_loss: bool  # whether the model was compiled, with its loss, metrics and optimizer
+    first_iteration: int  # the updates that the optimizer had counted before this run
     notes: Sequence[str]
-    class_names: Sequence[str]
-    divided: Sequence[bool]
+    class_names: Sequence[str]  # by label; () if the data have no names
+    divided: Sequence[bool]  # for each part of x, whether its pixels were divided by 255, or []
     warnings: Sequence[str]
 
     @property
@@ -81,23 +64,12 @@ class Run(NamedTuple):
         """Returns the number of updates in the run, at most --max_steps."""
         return _num_steps(self.config, self.steps_an_epoch)
 
-    @property
-    def columns(self) -> list[str]:
-        """Returns the names of an epoch's values in results.csv."""
-        return _columns(self.metrics, self.test)
-
 
 def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     """Builds the data, the model and the update step that a configuration describes.
 
-    It traces a compiled model, to learn the names of its metrics, and no other model.
-
-    Args:
-        config: the run's configuration.
-        objects: the model and data that Python code passed instead of names, if any.
-
-    Raises:
-        ValueError: the configuration does not fit the machine, the data or the model.
+    It traces a compiled model, to learn the names of its metrics, and no other model. If the
+    configuration does not fit the machine, the data or the model, it raises ValueError.
     """
     begun = places.here()  # a function that makes the data may move the process
     if config.accumulate is not None and config.num_towers is not None and config.resume is None:
@@ -132,7 +104,14 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         if not model.built:
             model(tf.nest.map_structure(symbolic, train.specs[0]))
         train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
-        notes = [*dataset.notes, *_prepare(model, config, begun), *weights]
+        notes = [*dataset.notes]
+        if config.dropout is not None:
+            set_dropout(model, config.dropout)
+        if config.init_from is not None:
+            notes.append(take_values(model, config, begun))
+        if config.freeze is not None:
+            notes.append(freeze(model, config.freeze))
+        notes += weights
         notes += _give_optimizer(model, config, source, Length(_num_steps(config, steps), steps))
         jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
@@ -148,44 +127,30 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         step = make_step()
     if jit_compile == AUTO and step.uses_xla and not devices_lib.has_gpus():
         config = dataclasses.replace(config, jit_compile=True)  # a resumed run keeps this
-    better: Mapping[str, str | None] = _DIRECTIONS
+    better: Mapping[str, str | None] = {"loss": "down", "accuracy": "up"}
     if custom_loss:
         _build_metrics(step, train)
         better = directions(model, metrics.names)
-    columns = _columns(list(better), test)
+    columns = [*better, *(f"val_{name}" for name in better if test is not None)]
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
     begins = config.resume is None and dataset.name == "image_folder"  # resumed runs keep the size
     is_placed = config.num_gpus is not None or config.accumulate is not None
     is_counted, num_own = config.num_towers is not None, len(step.local_towers)
     shared = None if is_placed else undivided_cpu(num_own, is_counted)
     resolved = dataclasses.replace(
-        config,
-        num_towers=step.num_towers,
-        batch_size=batch_size,
-        batch_size_per_gpu=None,
+        config, num_towers=step.num_towers, batch_size=batch_size, batch_size_per_gpu=None,
         image_size=describe_shape(dataset.input_shape) if begins else config.image_size,
-        variable_device="gpu" if is_gpu(parameter_device) else "cpu",
-        batch_norm=step.batch_norm,
+        variable_device="gpu" if is_gpu(parameter_device) else "cpu", batch_norm=step.batch_norm,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
         monitor=monitor.column,
     )
     return Run(
-        config=resolved,
-        step=step,
-        train=train,
-        test=test,
-        batch_size=batch_size,
-        steps_an_epoch=steps,
-        workers=Workers(step.cluster),
-        make_step=make_step,
-        metrics=list(better),
-        monitor=monitor,
-        custom_loss=custom_loss,
-        first_iteration=int(step.optimizer.iterations),
-        notes=notes,
-        class_names=dataset.class_names,
-        divided=dataset.divided_for_model,
-        warnings=[*dataset.warnings, *([] if shared is None else [shared])],
+        config=resolved, step=step, train=train, test=test, batch_size=batch_size,
+        steps_an_epoch=steps, workers=Workers(step.cluster), make_step=make_step,
+        metrics=list(better), columns=columns, monitor=monitor, custom_loss=custom_loss,
+        first_iteration=int(step.optimizer.iterations), notes=list(filter(None, notes)),
+        class_names=dataset.class_names, divided=dataset.divided_for_model,
+        warnings=[*dataset.warnings, *filter(None, [shared])],
     )
 
 
@@ -193,20 +158,6 @@ def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
     """Returns a run's loss, smoothed if configured, and loss weights, as `TowerStep` takes them."""
     loss, loss_weights = losses(model)
     return smoothed(loss, config.label_smoothing), loss_weights
-
-
-def _columns(names: Sequence[str], test: Examples | None) -> list[str]:
-    return [*names, *(f"val_{name}" for name in names if test is not None)]
-
-
-def _prepare(model: keras.Model, config: TrainConfig, begun: Path) -> list[str]:
-    """Sets dropout, starting values and frozen layers before the optimizer; returns notes."""
-    if config.dropout is not None:
-        set_dropout(model, config.dropout)
-    notes = [take_values(model, config, begun)] if config.init_from is not None else []
-    if config.freeze is not None:
-        notes.append(freeze(model, config.freeze))
-    return [note for note in notes if note]
 
 
 def _give_optimizer(
@@ -225,16 +176,12 @@ def _give_optimizer(
             recompile(model, optimizer)
     else:
         optimizer = make_optimizer(config, config.optimizer or source.optimizer, length)
-        model.compile(optimizer, LOSS, metrics=list(METRICS))
+        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return schedule_notes(config, length) if config.has_schedule else []
 
 
 def _build_metrics(step: TowerStep, examples: Examples) -> None:
-    """Traces a tower and its metrics, so that examples that do not fit them are an error now.
-
-    Raises:
-        ValueError: the model, its loss or a metric does not accept the examples.
-    """
+    """Traces a tower and its metrics, so that examples that do not fit are a ValueError now."""
     try:
         step.build_metrics("train", *examples.specs)
         for name, value in step.metrics.result().items():
@@ -244,7 +191,7 @@ def _build_metrics(step: TowerStep, examples: Examples) -> None:
                     "one number: give the metric an average, or leave it out"
                 )
     except (ValueError, TypeError, KeyError, IndexError) as error:
-        reason = one_line(error)[:_LONGEST_REASON]
+        reason = one_line(error)[:300]  # a Keras error may print whole structures
         raise ValueError(
             f"model ({step.model.name!r}) cannot be trained on these data: {reason}."
         ) from error
@@ -254,16 +201,11 @@ def find_devices(config: TrainConfig) -> list[str]:
     """Returns the devices of this worker that run towers, at most `gpus_per_tower` for each tower.
 
     It divides the GPUs into `logical_gpus` if that is set, and sets the threads of `cpu_threads`.
-
-    Raises:
-        ValueError: there are fewer devices than `num_gpus`, they are not a multiple of
-            `gpus_per_tower`, or TensorFlow has started with another number of CPU threads.
+    If the machine or a TensorFlow that has started does not fit them, it raises ValueError.
     """
     each = config.gpus_per_tower
-    check_stages(
-        each, config.stage_names, strategy=config.strategy, batch_norm=config.batch_norm,
-        jit_compile=config.jit_compile,
-    )
+    check_stages(each, config.stage_names, strategy=config.strategy,
+                 batch_norm=config.batch_norm, jit_compile=config.jit_compile)
     if config.logical_gpus is not None:
         logical_gpus(config.logical_gpus)
     threads = config.cpu_threads if device_kind(config.device) == "cpu" else None

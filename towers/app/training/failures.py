@@ -3,13 +3,13 @@
 import math
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import tensorflow as tf
 
 from towers.app.config import TrainConfig
-from towers.machine.words import plural
+from towers.machine.words import counted
 
 # TensorFlow's kernels, XLA and Python functions word the refusal differently.
 _REFUSAL = re.compile(
@@ -30,31 +30,34 @@ _DECORATION = re.compile(  # text around a reason: a log's prefix, nodes, Python
 def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator[None]:
     """Turns a lack of memory, or an operation that is not deterministic, into a ValueError.
 
-    Args:
-        config: the run's configuration; with a `log`, its towers and global batch are filled in.
-        log: the file with TensorFlow's messages, or None before the first step. If one of several
-            devices fails, a transfer may be cancelled; then only the log names the failure.
+    `log` is the file with TensorFlow's messages, or None before the first step. If one of several
+    devices fails, a transfer may be cancelled; then only the log names the failure.
     """
     try:
         yield
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, tf.errors.OpError) else error
-        is_cancelled = isinstance(error, tf.errors.CancelledError)
-        text = _read(log) if is_cancelled and log is not None else str(cause)
+        is_exhausted, text = isinstance(error, tf.errors.ResourceExhaustedError), str(cause)
+        if isinstance(error, tf.errors.CancelledError) and log is not None:
+            text = ""
+            with suppress(OSError):
+                text = log.read_text(encoding="utf-8", errors="replace")
+            is_exhausted = "RESOURCE_EXHAUSTED" in text
         if config.deterministic and _REFUSAL.search(text):
             raise ValueError(refusal(text)) from error
-        is_exhausted = isinstance(error, tf.errors.ResourceExhaustedError)
-        if log is not None and (is_exhausted or is_cancelled and "RESOURCE_EXHAUSTED" in text):
-            raise ValueError(_too_little_memory(config)) from error
-        raise
+        if log is None or not is_exhausted:
+            raise
+        size, num_towers = config.batch_size or 0, config.num_towers or 1
+        per_tower = math.ceil(size / num_towers)
+        raise ValueError(
+            f"a device has too little memory for {counted(per_tower, 'example')} a tower. Use a "
+            f"smaller `batch_size` than {size:,}, or more towers than devices, which take turns: "
+            f"num_towers={2 * num_towers}."
+        ) from error
 
 
 def refusal(message: str) -> str:
-    """Returns a line with the operation, its layer, TensorFlow's reason and the fix.
-
-    Args:
-        message: TensorFlow's message about an operation that is not deterministic.
-    """
+    """Returns the operation, its layer, the reason and the fix for a message of TensorFlow."""
     lines = message.splitlines()
     index = next(i for i, line in enumerate(lines) if _REFUSAL.search(line))
     reason = _DECORATION.sub("", lines[index]).strip().rstrip(".")
@@ -68,20 +71,3 @@ def refusal(message: str) -> str:
     if not where:
         where, remedy = "an operation", f"{remedy}, which num_gpus=1 may name"
     return f"`deterministic`: {where} refuses: {reason}. {remedy}."
-
-
-def _too_little_memory(config: TrainConfig) -> str:
-    size, num_towers = config.batch_size or 0, config.num_towers or 1
-    per_tower = math.ceil(size / num_towers)
-    return (
-        f"a device has too little memory for {per_tower:,} {plural('example', per_tower)} a tower. "
-        f"Use a smaller `batch_size` than {size:,}, or more towers than devices, which take turns: "
-        f"num_towers={2 * num_towers}."
-    )
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""

@@ -3,7 +3,6 @@
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -21,23 +20,16 @@ _ITERATOR = "iterator"  # a checkpoint's key for the state of the source of exam
 
 
 def load_newest(
-    run: Run,
-    checkpointer: Checkpointer,
-    callbacks: Sequence[keras.callbacks.Callback],
-    data: Mapping[str, str],
-    options: Mapping[str, Any],
+    run: Run, checkpointer: Checkpointer, callbacks: Sequence[keras.callbacks.Callback],
+    data: Mapping[str, str], options: Mapping[str, Any],
 ) -> TrainState:
-    """Restores the newest undamaged checkpoint without changing any file.
+    """Restores the newest undamaged checkpoint, and returns the run's position; writes no file.
+
+    It also sets what the checkpoints hold. The position is step 0 if there is no checkpoint.
 
     Args:
-        run: the built run.
-        checkpointer: reads the run's directory; this function sets what its checkpoints hold.
-        callbacks: the user's callbacks, whose state is part of a checkpoint.
         data: the digests of the data by split, "train" and "test".
         options: the script's optimizer arguments, such as {"optimizer.learning_rate": 0.001}.
-
-    Returns:
-        The run's position, which is step 0 if there is no checkpoint.
 
     Raises:
         ValueError: all checkpoints are damaged, the newest is for other data, another model or
@@ -49,9 +41,14 @@ def load_newest(
         _ITERATOR: lambda train_state: run.train.source.state(*_place(run, train_state)),
     }
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
-    resume = run.config.resume is not None
+    resume, directory = run.config.resume is not None, checkpointer.directory
     if resume and run.workers.cluster.is_chief:
-        _check_results(checkpointer.directory)
+        folder = directory / run_dir.CHECKPOINTS
+        if (directory / run_dir.RESULTS).exists() and not checkpoints.find(folder):
+            raise ValueError(
+                f"{folder} holds no checkpoint, and {directory} holds results that a start from "
+                "step 0 would replace. Name a new directory with `run_dir`."
+            )
     found = checkpointer.read(resume)
     if found is None:
         return TrainState()
@@ -87,10 +84,7 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
     """Restores variables and callbacks from the newest checkpoint, or writes the first checkpoint.
 
     Call it after the callbacks have begun, so that it restores their state. It writes config.json,
-    so a new --epochs becomes the run's setting.
-
-    Raises:
-        ValueError: config.json, classes.json or the first checkpoint cannot be written.
+    so a new --epochs becomes the run's setting. A file that cannot be written is a ValueError.
     """
     is_new, directory = checkpointer.found is None, checkpointer.directory
     if is_new:
@@ -122,12 +116,3 @@ def build_metrics(run: Run, checkpointer: Checkpointer) -> None:
     run.step.build_metrics("train", *run.train.specs)
     if run.step.has_unsaved_noise:
         checkpointer.warn(UNSAVED_NOISE)
-
-
-def _check_results(directory: Path) -> None:
-    folder = directory / run_dir.CHECKPOINTS
-    if (directory / run_dir.RESULTS).exists() and not checkpoints.find(folder):
-        raise ValueError(
-            f"{folder} holds no checkpoint, and {directory} holds results that a start from step 0 "
-            "would replace. Name a new directory with `run_dir`."
-        )

@@ -32,15 +32,10 @@ def log_name(cluster: Cluster) -> str:
 
 
 def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
-    """Returns the run's directory, which has the same path in all workers.
+    """Returns the chief's directory `made`, with the same path in all workers; begins in `begun`.
 
     A worker that does not see the chief's disk makes a directory there for its log, and writes
     config.json into it, so that `resume` finds a run in it.
-
-    Args:
-        run: the built run.
-        made: the chief's directory; other workers' values are ignored.
-        begun: the directory in which a relative path begins, in this worker.
     """
     path = begun / os.fsdecode(run.workers.broadcast(os.fsencode(made)))
     if not run.workers.cluster.is_chief and not (path / run_dir.CONFIG).exists():
@@ -52,8 +47,7 @@ def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
 def check_same(run: Run) -> dict[str, str]:
     """Raises ValueError in all workers if configuration, data or variables differ between them.
 
-    Returns:
-        The digests of the data by split, "train" and "test".
+    It returns the digests of the data by split, "train" and "test".
     """
     own = fields_with(Role.LOCAL)
     config = {k: v for k, v in dataclasses.asdict(run.config).items() if k not in own}

@@ -8,7 +8,6 @@ any other model                           the model, then the data, which have c
 import dataclasses
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -35,8 +34,7 @@ class UserObjects(NamedTuple):
     def named_in(self, config: TrainConfig) -> TrainConfig:
         """Returns the configuration with "python" in place of the name of each given object.
 
-        Raises:
-            ValueError: an object has the wrong type, is given twice, or is missing.
+        An object that has the wrong type, is given twice, or is missing is a ValueError.
         """
         if self.model is not None and not isinstance(self.model, keras.Model):
             raise ValueError(f"model ({self.model!r}) must be a keras.Model.")
@@ -78,11 +76,7 @@ def title(config: TrainConfig, model: keras.Model) -> str:
 def load_callbacks(
     spec: str | None, given: Sequence[keras.callbacks.Callback] = ()
 ) -> list[keras.callbacks.Callback]:
-    """Returns the callbacks that the user's function returns, followed by the given ones.
-
-    Args:
-        spec: "package.module:function", a function without arguments; None for no function.
-        given: the callbacks that the user passed as objects.
+    """Returns the callbacks of the function "package.module:function", if any, then those given.
 
     Raises:
         ValueError: the function cannot be imported, a callback is not a Keras callback, or it is a
@@ -113,21 +107,18 @@ def load_callbacks(
 def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
     """Returns the source of the model, without building it.
 
-    Raises:
-        ValueError: the model is already made and `precision` is set, or `models.load` raises it.
+    If `precision` is set for a model whose layers are already made, it raises ValueError.
     """
-    model = objects.model
-    if model is not None:
-        source = ModelSource(PYTHON, lambda *_: model, knows_shapes=True)
-    else:
-        source = models.load(config.model)
-    is_made = model is not None or config.model.endswith(".keras")
-    if is_made and config.precision != "float32":
+    if config.precision != "float32" and (
+        objects.model is not None or config.model.endswith(".keras")
+    ):
         raise ValueError(
-            f"precision ({config.precision}) has no effect on model ({source.name}), whose layers "
+            f"precision ({config.precision}) has no effect on model ({config.model}), whose layers "
             "are made: leave it out; they keep their own."
         )
-    return source
+    if objects.model is not None:
+        return ModelSource(PYTHON, lambda *_: objects.model, knows_shapes=True)
+    return models.load(config.model)
 
 
 def make_model_and_data(
@@ -135,14 +126,7 @@ def make_model_and_data(
 ) -> tuple[keras.Model, Dataset]:
     """Makes the model, which may not be built or compiled yet, and its data.
 
-    Args:
-        config: the run's configuration.
-        source: makes the model.
-        objects: the model and data that Python code passed instead of names, if any.
-        parameter_device: the device of the model's variables.
-
-    Raises:
-        ValueError: the model or the data cannot be made, or they do not fit each other.
+    If one of them cannot be made, or they do not fit each other, it raises ValueError.
     """
 
     def make(input_shape: Any, num_classes: int | None) -> keras.Model:
@@ -150,10 +134,8 @@ def make_model_and_data(
         with tf.device(parameter_device):
             model = source.build(input_shape, num_classes)
         if not isinstance(model, keras.Model):
-            raise ValueError(
-                f"model ({source.name!r}) returned {type(model).__name__}; it must be a "
-                "keras.Model."
-            )
+            kind = type(model).__name__
+            raise ValueError(f"model ({source.name!r}) returned {kind}; it must be a keras.Model.")
         return model
 
     def load(source: ModelSource, custom_loss: bool) -> Dataset:
@@ -169,7 +151,7 @@ def make_model_and_data(
         model = make(None, None)
         dataset = load(_sizes(source, model), model.compiled)
         _check_unbatched(model, dataset)
-        _check_classes(config, model, dataset)
+        _check_classes(model, dataset)
         return model, dataset
     # Labels that are not classes are fine if the model is compiled.
     dataset, problem = load_either(partial(load, source))
@@ -185,7 +167,7 @@ def make_model_and_data(
         ) from error
     if problem is not None and not model.compiled:
         raise problem
-    _check_classes(config, model, dataset)
+    _check_classes(model, dataset)
     return model, dataset
 
 
@@ -238,16 +220,12 @@ def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
         )
 
 
-def _check_classes(config: TrainConfig, model: keras.Model, dataset: Dataset) -> None:
+def _check_classes(model: keras.Model, dataset: Dataset) -> None:
     """Raises ValueError for a classifier of one class, whose loss would be 0 from the start."""
     if model.compiled or dataset.num_classes != 1:
         return
     named = f", {dataset.class_names[0]}" if dataset.class_names else ""
-    deeper = ""
-    if dataset.name == "image_folder":
-        folder = Path(config.data_dir or "", dataset.class_names[0])
-        deeper = f" If that folder holds the classes' folders, give data_dir={folder}."
     raise ValueError(
         f"dataset={dataset.name} has one class{named}, and a classifier needs at least two. Add "
-        f"examples of another class, or compile the model with the loss that it needs.{deeper}"
+        "examples of another class, or compile the model with the loss that it needs."
     )
