@@ -13,7 +13,7 @@ from towers.app.datasets.batches import Examples, load_examples
 from towers.app.datasets.image_folder import describe_shape
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.datasets.weighting import weighed
-from towers.app.models import ModelSource, RECURRENT
+from towers.app.models import RECURRENT
 from towers.app.named import one_line
 from towers.app.recipe.label_smoothing import smoothed
 from towers.app.recipe.model_changes import freeze, set_dropout, take_values
@@ -112,7 +112,17 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         if config.freeze is not None:
             notes.append(freeze(model, config.freeze))
         notes += weights
-        notes += _give_optimizer(model, config, source, Length(_num_steps(config, steps), steps))
+        length = Length(_num_steps(config, steps), steps)
+        if custom_loss:  # the model keeps its loss and metrics
+            check_steps(model)
+            optimizer = override_optimizer(model.optimizer, config, length)
+            if optimizer is not model.optimizer:
+                recompile(model, optimizer)
+        else:  # a classifier, without label smoothing, so that its file loads without towers
+            optimizer = make_optimizer(config, config.optimizer or source.optimizer, length)
+            model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        if config.has_schedule:
+            notes += schedule_notes(config, length)
         jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
@@ -135,8 +145,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
     begins = config.resume is None and dataset.name == "image_folder"  # resumed runs keep the size
     is_placed = config.num_gpus is not None or config.accumulate is not None
-    is_counted, num_own = config.num_towers is not None, len(step.local_towers)
-    shared = None if is_placed else undivided_cpu(num_own, is_counted)
+    shared = None if is_placed else (
+        undivided_cpu(len(step.local_towers), config.num_towers is not None))
     resolved = dataclasses.replace(
         config, num_towers=step.num_towers, batch_size=batch_size, batch_size_per_gpu=None,
         image_size=describe_shape(dataset.input_shape) if begins else config.image_size,
@@ -158,26 +168,6 @@ def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
     """Returns a run's loss, smoothed if configured, and loss weights, as `TowerStep` takes them."""
     loss, loss_weights = losses(model)
     return smoothed(loss, config.label_smoothing), loss_weights
-
-
-def _give_optimizer(
-    model: keras.Model, config: TrainConfig, source: ModelSource, length: Length
-) -> list[str]:
-    """Compiles the model, and returns notes on the learning rate for the user.
-
-    A compiled model keeps its loss and metrics; given fields change or replace its optimizer.
-    Any other model is compiled as a classifier, with Keras' loss for integer labels, without label
-    smoothing, so that its file loads without towers.
-    """
-    if model.compiled:
-        check_steps(model)
-        optimizer = override_optimizer(model.optimizer, config, length)
-        if optimizer is not model.optimizer:
-            recompile(model, optimizer)
-    else:
-        optimizer = make_optimizer(config, config.optimizer or source.optimizer, length)
-        model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return schedule_notes(config, length) if config.has_schedule else []
 
 
 def _build_metrics(step: TowerStep, examples: Examples) -> None:

@@ -7,7 +7,6 @@ any other model                           the model, then the data, which have c
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import keras
@@ -138,7 +137,7 @@ def make_model_and_data(
             raise ValueError(f"model ({source.name!r}) returned {kind}; it must be a keras.Model.")
         return model
 
-    def load(source: ModelSource, custom_loss: bool) -> Dataset:
+    def load(custom_loss: bool) -> Dataset:
         if objects.train is not None:
             return from_splits(PYTHON, objects.train, objects.test, custom_loss=custom_loss)
         return datasets.load(
@@ -149,25 +148,31 @@ def make_model_and_data(
 
     if source.knows_shapes:
         model = make(None, None)
-        dataset = load(_sizes(source, model), model.compiled)
+        x, y = (getattr(model, name, None) for name in ("input_shape", "output_shape"))
+        if isinstance(x, tuple) and isinstance(y, tuple) and None not in (*x[1:], y[-1]):
+            source = source._replace(input_shape=x[1:], num_classes=y[-1])  # for synthetic data
+        dataset = load(model.compiled)
         _check_unbatched(model, dataset)
-        _check_classes(model, dataset)
-        return model, dataset
-    # Labels that are not classes are fine if the model is compiled.
-    dataset, problem = load_either(partial(load, source))
-    if problem is not None and source.name in models.NAMES:
-        raise problem
-    try:
-        model = make(dataset.input_shape, dataset.num_classes)
-    except Exception as error:
-        if problem is None:
-            raise
+    else:
+        # Labels that are not classes are fine if the model is compiled.
+        dataset, problem = load_either(load)
+        if problem is not None and source.name in models.NAMES:
+            raise problem
+        try:
+            model = make(dataset.input_shape, dataset.num_classes)
+        except Exception as error:
+            if problem is None:
+                raise
+            reason = f"Asked for a model for other labels, {source.name} raised {one_line(error)}."
+            raise ValueError(f"{problem} {reason}") from error
+        if problem is not None and not model.compiled:
+            raise problem
+    if dataset.num_classes == 1 and not model.compiled:  # its loss would be 0 from the start
+        name = f", {dataset.class_names[0]}" if dataset.class_names else ""
         raise ValueError(
-            f"{problem} Asked for a model for other labels, {source.name} raised {one_line(error)}."
-        ) from error
-    if problem is not None and not model.compiled:
-        raise problem
-    _check_classes(model, dataset)
+            f"dataset={dataset.name} has one class{name}, and a classifier needs at least two. Add "
+            "examples of another class, or compile the model with the loss that it needs."
+        )
     return model, dataset
 
 
@@ -180,14 +185,6 @@ def load_either(load: Callable[..., Dataset]) -> tuple[Dataset, ValueError | Non
             return load(custom_loss=True), error
         except ValueError:
             raise error from None
-
-
-def _sizes(source: ModelSource, model: keras.Model) -> ModelSource:
-    """Adds the sizes of a model with one input and one output to its source, for synthetic data."""
-    x, y = (getattr(model, name, None) for name in ("input_shape", "output_shape"))
-    if isinstance(x, tuple) and isinstance(y, tuple) and None not in (*x[1:], y[-1]):
-        return source._replace(input_shape=x[1:], num_classes=y[-1])
-    return source
 
 
 def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
@@ -218,14 +215,3 @@ def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
             "Remove .batch(), or add .unbatch(); `batch_size` says how many examples make a batch. "
             "If an element is one example, set its sizes with tf.ensure_shape."
         )
-
-
-def _check_classes(model: keras.Model, dataset: Dataset) -> None:
-    """Raises ValueError for a classifier of one class, whose loss would be 0 from the start."""
-    if model.compiled or dataset.num_classes != 1:
-        return
-    named = f", {dataset.class_names[0]}" if dataset.class_names else ""
-    raise ValueError(
-        f"dataset={dataset.name} has one class{named}, and a classifier needs at least two. Add "
-        "examples of another class, or compile the model with the loss that it needs."
-    )
