@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -79,8 +80,11 @@ def train(
     begun = places.here()  # data, layers and callbacks may move the process
     cluster = workers.join_workers()
     watch.set_timeout(config.worker_timeout)
-    if config.tensorboard:
-        run_files.check_installed()
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise ValueError(
+            "`tensorboard` needs the package tensorboard. Install it with: "
+            "pip install 'tf-towers[tensorboard]'"
+        )
     objects = UserObjects(model, train, test)
     if config.resume == AUTO or config.resume is not None and config.run_dir is None:
         config = resolve_config(config.given())

@@ -27,7 +27,6 @@ from towers.app.reporting.report import labelled
 from towers.machine.keras_internals import all_layers
 from towers.resume.run_dir import CLASSES
 
-_RUNTIMES = {".onnx": "ONNX", ".tflite": "LiteRT"}
 # Finds the operations that a runtime lacks in its error message.
 _LACKED = re.compile(r"(?:TF Select|Custom) ops: ([\w, ]+)|No Op registered for (\w+)")
 
@@ -56,16 +55,11 @@ def check(path: str | None, takes_pixels: bool = False) -> None:
 
 def check_pixels(model: keras.Model, divided: Sequence[bool]) -> None:
     """Raises ValueError if an exported model cannot divide pixels itself, see `export_model`."""
-    if not any(divided):
-        raise ValueError(
-            "export_pixels=True: towers divided no images by 255 for this model. Leave it out; the "
-            "exported model takes what the trained model takes."
-        )
+    reason = "" if any(divided) else "towers divided no images by 255 for this model"
     if not getattr(model, "inputs", None):
-        raise ValueError(
-            "export_pixels=True needs a Sequential or functional model, whose inputs are known. "
-            "Leave it out, and divide the pixels by 255 before the exported model."
-        )
+        reason = "only the inputs of a Sequential or functional model are known"
+    if reason:
+        raise ValueError(f"export_pixels=True: {reason}. Leave it out.")
 
 
 def export_model(
@@ -124,7 +118,7 @@ def export_model(
 
 def _runtime(path: str) -> str | None:
     """Returns the runtime that a path's suffix names; None for a SavedModel."""
-    return _RUNTIMES.get(Path(path).suffix.lower())
+    return {".onnx": "ONNX", ".tflite": "LiteRT"}.get(Path(path).suffix.lower())
 
 
 def _names_file(path: str) -> Path:

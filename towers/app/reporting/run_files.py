@@ -1,6 +1,5 @@
 """Writes a run's results.csv, results.png, TensorBoard logs and model files."""
 
-import importlib
 import json
 import re
 import warnings
@@ -29,17 +28,6 @@ from towers.workers import watch
 
 FOLDER = "tensorboard"  # in the run directory
 _WRITES = ("on_train_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end")
-
-
-def check_installed() -> None:
-    """Raises ValueError if the package tensorboard, which shows the log, is missing."""
-    try:
-        importlib.import_module("tensorboard.version")
-    except ImportError as error:
-        raise ValueError(
-            f"`tensorboard` needs the package tensorboard: {error}. Install it with: "
-            "pip install 'tf-towers[tensorboard]'"
-        ) from None
 
 
 class TensorBoardLog(keras.callbacks.TensorBoard):
@@ -74,8 +62,6 @@ class RunFiles(keras.callbacks.Callback):
     """Writes results.csv and best.keras during training, then final.keras and results.png.
 
     If results.csv, results.png or best.keras cannot be written, it warns and the run continues.
-
-    has_final: whether final.keras has been written.
     """
 
     def __init__(
@@ -83,11 +69,22 @@ class RunFiles(keras.callbacks.Callback):
     ) -> None:
         super().__init__()
         self._run, self._directory, self._warn = run, directory, warn
-        self._train_state, self.has_final = train_state, False
+        self._train_state, self.has_final = train_state, False  # whether final.keras is written
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Sets the files back to the run's position, because later epochs are computed again."""
-        self._save_missing_best()
+        state, folder = self._train_state, self._directory / run_dir.CHECKPOINTS
+        paths = [p for p in checkpoints.find(folder) if state.best_step == step_of(p)]
+        if state.best_saved != state.best_step and paths:  # that epoch could not write best.keras
+            groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
+            before = copy_arrays(groups)
+            try:
+                assign_arrays(groups, checkpoints.read(paths[0]).arrays, paths[0])
+                self._save_best()
+            except checkpoints.DamagedError:
+                pass  # the run's last lines say what best.keras holds
+            finally:
+                assign_arrays(groups, before, paths[0])
         self._write_results()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -128,22 +125,6 @@ class RunFiles(keras.callbacks.Callback):
             self._train_state.best_saved = self._train_state.best_step
         except (NonFiniteError, LostDirectoryError) as error:
             self._warn(str(error))
-
-    def _save_missing_best(self) -> None:
-        """Writes best.keras from the best epoch's checkpoint if that epoch could not write it."""
-        state, folder = self._train_state, self._directory / run_dir.CHECKPOINTS
-        paths = [p for p in checkpoints.find(folder) if state.best_step == step_of(p)]
-        if state.best_saved == state.best_step or not paths:
-            return
-        groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
-        before = copy_arrays(groups)
-        try:
-            assign_arrays(groups, checkpoints.read(paths[0]).arrays, paths[0])
-            self._save_best()
-        except checkpoints.DamagedError:
-            pass  # the run's last lines say what best.keras holds
-        finally:
-            assign_arrays(groups, before, paths[0])
 
 
 def save_model(model: keras.Model, path: Path) -> None:

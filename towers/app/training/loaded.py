@@ -25,11 +25,8 @@ def load_newest(
 ) -> TrainState:
     """Restores the newest undamaged checkpoint, and returns the run's position; writes no file.
 
-    It also sets what the checkpoints hold. The position is step 0 if there is no checkpoint.
-
-    Args:
-        data: the digests of the data by split, "train" and "test".
-        options: the script's optimizer arguments, such as {"optimizer.learning_rate": 0.001}.
+    It also sets what the checkpoints hold. `data` are the digests of the splits "train" and "test";
+    `options` are the script's optimizer arguments, such as {"optimizer.learning_rate": 0.001}.
 
     Raises:
         ValueError: all checkpoints are damaged, the newest is for other data, another model or
@@ -96,10 +93,9 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
         run_dir.write_config(directory, config.to_json())
         run_dir.write_class_names(directory, run.class_names)
         run_dir.remove_temporary_files(directory)
-    if not is_new:
-        return
     try:
-        checkpointer.save_first(train_state)
+        if is_new:
+            checkpointer.save_first(train_state)
     except ValueError:
         if run.config.resume is None:  # the directory is new and holds nothing to resume
             shutil.rmtree(directory, ignore_errors=True)

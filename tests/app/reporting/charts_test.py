@@ -1,7 +1,8 @@
-"""results.png: drawn for every kind of figures."""
+"""results.png is drawn for every kind of figures; any chart is a whole PNG of the right size."""
 
 import math
 import os
+import struct
 import subprocess
 import sys
 from unittest import mock
@@ -9,7 +10,7 @@ from unittest import mock
 import pytest
 from matplotlib.figure import Figure
 
-from towers.app.reporting.charts import draw_curves
+from towers.app.reporting.charts import draw_curves, figure_file
 from towers.resume.train_state import Monitor
 
 
@@ -45,3 +46,21 @@ def test_neither_matplotlib_nor_tensorflow_is_imported_before_it_is_needed():
         "assert not {'matplotlib', 'tensorflow', 'keras'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_a_picture_has_its_words_and_120_pixels_an_inch(tmp_path):
+    with figure_file(tmp_path / "a.png", 4.0, 2.5, "a title", "a note") as figure:
+        figure.subplots().plot([1, 2], [3, 4])
+    assert (figure.get_suptitle(), figure.get_supxlabel()) == ("a title", "a note")
+    content = (tmp_path / "a.png").read_bytes()
+    assert content[:8] == b"\x89PNG\r\n\x1a\n"
+    assert struct.unpack(">II", content[16:24]) == (480, 300)  # its header's first two numbers
+
+
+def test_a_picture_that_fails_leaves_the_old_one_alone(tmp_path):
+    (tmp_path / "a.png").write_text("old")
+    with pytest.raises(ZeroDivisionError):
+        with figure_file(tmp_path / "a.png", 4.0, 2.5, "a title"):
+            1 / 0
+    assert (tmp_path / "a.png").read_text() == "old"
+    assert os.listdir(tmp_path) == ["a.png"]
