@@ -58,13 +58,12 @@ def test_one_script_begins_a_run_and_goes_on_with_it():
         towers.train(config(run_dir="run", epochs=3, resume="auto", optimizer="sgd"))
 
 
-@pytest.mark.matrix
-def test_a_run_of_before_there_were_other_tasks_goes_on(whole):
-    """Its rows are lists without names, and nothing tells a monitor's mode or callbacks."""
+def test_a_run_of_before_there_were_some_fields_goes_on(whole):
+    """Neither its config.json nor its checkpoints have them; its rows are lists without names."""
     interrupted(monitor="val_accuracy")
     settings = json.loads((RUN / "config.json").read_text())
     path, checkpoint, _ = checkpoints.read_newest(RUN / "checkpoints")
-    for field in ("monitor_mode", "callbacks"):
+    for field in ("monitor_mode", "callbacks", "deterministic"):
         del settings[field], checkpoint.state["config"][field]
     (RUN / "config.json").write_text(json.dumps(settings))
     (row,) = checkpoint.state["position"]["results"]
@@ -280,9 +279,15 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):
     assert checkpoints.is_good(path)
 
 
-def test_the_best_epoch_is_the_monitored_ones():
+def test_the_best_epoch_is_the_monitored_ones_and_the_last_lines_say_so(capsys):
     history = towers.train(config(run_dir="run", epochs=4, monitor="val_loss"))
     best = int(np.argmin(history["val_loss"]))
+    *_, models, done = capsys.readouterr().out.splitlines()
+    assert models == (
+        "Models    final.keras holds the weights after 4 epochs, best.keras those of epoch "
+        f"{best + 1}, the best by val_loss"
+    )
+    assert done.endswith(f", best val_loss {history['val_loss'][best]:.4f} (epoch {best + 1})")
     position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
     assert position["best_step"] == 4 * (best + 1)
     assert position["best"] == -history["val_loss"][best]

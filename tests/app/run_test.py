@@ -307,17 +307,3 @@ def test_a_used_directory_is_refused_before_anything_is_built(monkeypatch):
     run_dir.create("run", "n", "{}")
     with pytest.raises(ValueError, match="continue it: resume=run"):
         towers.train(config(run_dir="run"))
-
-
-@pytest.mark.parametrize("monitor", ["val_accuracy", "val_loss"])
-def test_the_last_lines_say_which_epoch_is_the_best_and_which_file_holds_it(monitor, capsys):
-    history = towers.train(config(epochs=3, monitor=monitor, run_dir="run"))
-    *_, models, done = capsys.readouterr().out.splitlines()
-    values = history[monitor]
-    best = max(values) if monitor == "val_accuracy" else min(values)
-    epoch = values.index(best) + 1
-    assert models == (
-        "Models    final.keras holds the weights after 3 epochs, best.keras those of epoch "
-        f"{epoch}, the best by {monitor}"
-    )
-    assert done.endswith(f", best {monitor} {best:.4f} (epoch {epoch})")

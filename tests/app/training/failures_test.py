@@ -6,13 +6,9 @@ import keras
 import pytest
 import tensorflow as tf
 
-import towers
-from tests.app.run_test import config
-from tests.resuming import FLAGS, RUN, interrupted, outcome, resumed, train
-from towers.resume import run_dir
-from towers.app.continued import identity
+from tests.resuming import FLAGS, outcome, resumed, train
 from towers.app.config import TrainConfig
-from towers.app.training import failures, loaded
+from towers.app.training import failures
 from towers.app.training.failures import failures_explained
 
 DATA = ("--dataset=tests.resuming:data", "--device=cpu", "--batch_size=16", "--run_dir=run")
@@ -146,20 +142,3 @@ def test_other_errors_stay_what_they_are(config, error, log, tmp_path):
     with pytest.raises(type(error)) as caught, failures_explained(config, tmp_path / log):
         raise error
     assert caught.value is error
-
-
-def test_a_run_from_before_there_was_this_flag_goes_on(tmp_path, monkeypatch):
-    """Neither its config.json nor its checkpoints have the field."""
-    monkeypatch.chdir(tmp_path)
-
-    def older(config):
-        return {name: v for name, v in identity(config).items() if name != "deterministic"}
-
-    whole = towers.train(config(run_dir="whole"))
-    with monkeypatch.context() as patch:
-        patch.setattr(loaded, "identity", older)
-        interrupted()
-    path = RUN / run_dir.CONFIG
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps({k: v for k, v in values.items() if k != "deterministic"}))
-    assert towers.train(TrainConfig(resume="run")) == whole
