@@ -26,6 +26,7 @@ from towers.machine.loss_internals import marked
 from towers.step import checks, sharding, state as state_lib, structures
 from towers.step.assigned import assign_merged
 from towers.step.averaging import Tree, Values, add_tree
+from towers.step.calls import TracedTower
 from towers.step.compiled import COMPILED, recipe_of
 from towers.step.errors import checked
 from towers.step.exchange import make_exchange
@@ -37,7 +38,6 @@ from towers.step.stages import check_unsynchronized, make_stages
 from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.tower import Tower, TowerInput, TowerOutput
-from towers.step.traced_tower import TracedTower
 from towers.step.transfers import transfer
 from towers.step.xla import uses_xla
 from towers.workers import workers

@@ -18,6 +18,7 @@ from towers.machine.tensorflow_internals import KEEP_WHOLE, replace_input
 from towers.step import state as state_lib
 from towers.step.assigned import Assigned, NOTHING, TowerScope, what_becomes_of, without_rows
 from towers.step.averaging import Values
+from towers.step.calls import TracedTower, trace_tower
 from towers.step.checks import check_open_batch
 from towers.step.errors import are_finite
 from towers.step.gathering import Sum, gathered_by, refuse, synchronized, warn_of_averages
@@ -29,7 +30,6 @@ from towers.step.recomputed import called_in
 from towers.step.sharding import BatchValues
 from towers.step.stages import Stages
 from towers.step.structures import Structure, any_rows, components, map_tensors
-from towers.step.traced_tower import TracedTower, trace_tower
 
 
 class TowerInput(NamedTuple):
