@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.custom_step.steps import fit_alike
+from tests.custom_step.steps import fit_alike, step_of
 
 L = keras.layers
 DISTINCT = ["unique", "sum", "mean"]
@@ -47,13 +47,7 @@ class Distinct(L.Layer):
 
 
 class CustomStep(keras.Sequential):
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = self.compute_loss(x, y, self(x, training=True))
-        gradients = tape.gradient(loss, self.trainable_weights)
-        self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
-        return {"loss": loss}
+    train_step = step_of(lambda model, x, y: model.compute_loss(x, y, model(x, training=True)))
 
 
 @pytest.mark.telling("two tables-*", "unique-*", "mean-False")

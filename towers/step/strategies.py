@@ -16,7 +16,7 @@ layers are in stages, the parameter server sends each device only its stage's pa
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -244,23 +244,30 @@ class Mirrored(ParameterServer):
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
         assert isinstance(tree, Sums)
         loss, *sums = tree
-        program: Callable | None = None
+        program = None
         with self.optimizer_beside_parameters():
+            originals = [v.value.handle for v in self._own]
+            index = {id(handle): i for i, handle in enumerate(originals)}
             for device in self._devices:
                 with tf.device(device):
                     gradients = [
                         join_lookups(gradient, v.shape)
                         for gradient, v in zip(tree.by_device[device][1:], self.parameters)
                     ]
-                    program = program or self._program(gradients)
-                    program(gradients, self._copies.get(device))
+                    if program is None:
+                        program, captured = self._program(gradients, index)
+                    copies = self._copies.get(device)
+                    own = originals if copies is None else [copy.handle for copy in copies]
+                    program(components(gradients), [
+                        own[index[id(v)]] if id(v) in index else v for v in captured
+                    ])
         return loss, sums[len(self.parameters):]
 
-    def _program(self, gradients: Values) -> Callable[[Values, Sequence[tf.Variable] | None], None]:
-        """Traces the update once; returns a function of V gradients and a device's copies.
+    def _program(self, gradients: Values, own: Collection[int]) -> tuple[Any, list[tf.Tensor]]:
+        """Traces the update once; returns a function of V gradients and of all that it captures.
 
-        Without copies, it updates the model's variables. Raises ValueError if the optimizer uses a
-        variable of which devices have no copy.
+        Returns the captured tensors, too. Raises ValueError if one is a variable whose handle's id
+        is not in `own`, because devices would have no copy of it.
         """
         def traced_update(*flat: tf.Tensor) -> tf.Tensor:
             self.optimizer.apply(packed(gradients, iter(flat)), self.parameters)
@@ -271,9 +278,7 @@ class Mirrored(ParameterServer):
             traced = tf.function(merged, autograph=False).get_concrete_function(
                 *(tf.TensorSpec(v.shape, v.dtype) for v in components(gradients))
             )
-        index = {id(v.value.handle): i for i, v in enumerate(self._own)}
-        captured = traced.captured_inputs
-        if any(v.dtype == tf.resource and id(v) not in index for v in captured):
+        if any(v.dtype == tf.resource and id(v) not in own for v in traced.captured_inputs):
             raise ValueError(
                 "strategy=mirrored: the optimizer uses a variable that is not among its "
                 "`variables`, and of which devices would have no copy. Use "
@@ -286,14 +291,7 @@ class Mirrored(ParameterServer):
 
         is_dense = not any(isinstance(v, tf.IndexedSlices) for v in gradients)
         function = tf.function(update_program, autograph=False, jit_compile=is_dense)
-
-        def call(gradients: Values, copies: Sequence[tf.Variable] | None) -> None:
-            function(components(gradients), [
-                v if copies is None or id(v) not in index else copies[index[id(v)]].handle
-                for v in captured
-            ])
-
-        return call
+        return function, traced.captured_inputs
 
 
 def make_strategy(
