@@ -216,15 +216,15 @@ class Step:
 
         TensorFlow sends a value only once to each device, even if several of its towers need it.
         """
-        home, first = self.parameter_device, len(self.trainable_variables)
+        source, first = self.parameter_device, len(self.trainable_variables)
         inputs = []
-        with tf.name_scope(structures.PARAMETERS), tf.device(home):
-            arrived = self.strategy.spread(self.tower.state, [home, *self.tower_devices])
-            seeds = {i: arrived[home][first + i] for i in self.tower.seeds}
+        with tf.name_scope(structures.PARAMETERS), tf.device(source):
+            arrived = self.strategy.spread(self.tower.state, [source, *self.tower_devices])
+            seeds = {i: arrived[source][first + i] for i in self.tower.seeds}
             for t, device in zip(self.local_towers, self.tower_devices, strict=True):
                 parameters, state = arrived[device][:first], arrived[device][first:]
                 folded = state_lib.tower_seeds(list(seeds.values()), t)
-                moved = transfer(folded, home, device, packed=self.strategy.packed)
+                moved = transfer(folded, source, device, packed=self.strategy.packed)
                 for i, seed in zip(seeds, moved, strict=True):
                     state[i] = seed
                 inputs.append(TowerInput(parameters, state, *shards[t].values))
@@ -267,8 +267,7 @@ class Step:
     def infer(
         self, name: str, batch: BatchValues, placed: Placed = None
     ) -> tuple[tf.Tensor, Structure]:
-        """Returns (loss, predictions) of "test" or "predict"; assigns to the state, as Keras does.
-        """
+        """Returns (loss, predictions) of "test" or "predict"; assigns the state, as Keras does."""
         with checks.checked_rows(*batch), tf.device(self.parameter_device):
             shards = self.split(batch, placed)
             computed = self._add_up(self.run_towers(name, shards), shards)
@@ -287,8 +286,8 @@ class Step:
 
     def _broadcast(self, values: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns tower 0's values on the parameter device, given this worker's first tower's."""
-        first, home, packed = self.tower_devices[0], self.parameter_device, self.strategy.packed
-        moved = transfer(list(values.values()), first, home, packed=packed)
+        source, target = self.tower_devices[0], self.parameter_device
+        moved = transfer(list(values.values()), source, target, packed=self.strategy.packed)
         return dict(zip(values, self.exchange.broadcast(moved), strict=True))
 
     def _sum_towers(self, values: list[Values]) -> Values:
