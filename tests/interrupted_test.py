@@ -3,6 +3,7 @@
 Both are a script that is started again, here twice: as a function, and as a process that is killed.
 """
 
+import functools
 import hashlib
 import os
 import signal
@@ -55,13 +56,8 @@ class Train:
             num_gpus=2, is_stateful=False):
         """(history, digest) of a run that begins in a directory, or goes on there.
 
-        Args:
-            directory: of the run, or of the Resume.
-            after, call: see Interrupt.
-            every: steps from one checkpoint to the next.
-            callbacks: makes the user's.
-            epochs, num_gpus: as train and fit take them.
-            is_stateful: the data are an iterable with a state.
+        after, call: see Interrupt. every: steps from one checkpoint to the next.
+        is_stateful: the data are an iterable with a state.
         """
         model = compiled()
         Train.seed += 1
@@ -110,14 +106,7 @@ def door(request):
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The outcome of a door's run that nobody has interrupted; computed once."""
-    outcomes = {}
-
-    def outcome(door):
-        if door not in outcomes:
-            outcomes[door] = door.run(tmp_path_factory.mktemp("whole") / "run")
-        return outcomes[door]
-
-    return outcome
+    return functools.cache(lambda door: door.run(tmp_path_factory.mktemp("whole") / "run"))
 
 
 def interrupted(door, directory, after, **options):
@@ -346,16 +335,14 @@ def test_of_checkpoints_that_cannot_be_written_the_first_ends_it_and_others_warn
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """The directory of a door's run that was interrupted."""
-    directories = {}
+    @functools.cache
+    def begin(door):
+        directory = tmp_path_factory.mktemp("begun") / "run"
+        with pytest.raises(InterruptedError):
+            door.run(directory, after=3)
+        return directory
 
-    def directory(door):
-        if door not in directories:
-            directories[door] = tmp_path_factory.mktemp("begun") / "run"
-            with pytest.raises(InterruptedError):
-                door.run(directories[door], after=3)
-        return directories[door]
-
-    return directory
+    return begin
 
 
 def files(directory):

@@ -83,20 +83,16 @@ class ScheduledAdam(keras.optimizers.Adam):
 
 
 def start(*flags, cwd, fault="", inside=()):
-    """train.py in a process of its own.
+    """train.py with these flags, in a process of its own.
 
-    Args:
-        flags: of train.py.
-        cwd: where it runs.
-        fault: a Python expression, evaluated at each step. It sees `step`, the updates that are
-            done; `kill(name)` sends the process a signal, `hold(path)` makes PATH-PID and
-            waits for PATH.
-        inside: a command that runs the command given behind it.
+    fault: a Python expression, evaluated at each step. It sees `step`, the updates that are done;
+        `kill(name)` sends the process a signal, `hold(path)` makes PATH-PID and waits for PATH.
+    inside: a command that runs the command given behind it.
     """
     command = [*inside, sys.executable, "-m", "tests.resuming", fault, *flags]
     return subprocess.Popen(
-        command, cwd=cwd, env=_environment(), text=True,
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        command, cwd=cwd, env=_environment(), text=True, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )
 
 
@@ -112,9 +108,7 @@ def train(*flags, cwd, fault="", inside=(), anew=False):
     """(exit code, stdout, stderr) of a process that has ended; takes what `start` takes.
 
     Without what TensorFlow says on stderr: this module imports Keras before train.py is quiet.
-
-    Args:
-        anew: the process is not forked: it has all that TensorFlow says, in its log.
+    anew: the process is not forked: it has all that TensorFlow says, in its log.
     """
     if inside or anew:
         process = start(*flags, cwd=cwd, fault=fault, inside=inside)
@@ -152,9 +146,7 @@ def outcome(directory):
     path, (state, arrays), wrong = checkpoints.read_newest(directory / "checkpoints")
     train_state = {k: v for k, v in state["position"].items() if k != "results"}
     with open(directory / "results.csv", encoding="utf-8") as file:
-        rows = [
-            {k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)
-        ]
+        rows = [{k: v for k, v in row.items() if "second" not in k} for row in csv.DictReader(file)]
     final = keras.saving.load_model(directory / "final.keras")
     values = [v.numpy().tobytes() for v in [*final.weights, *final.optimizer.variables]]
     return {

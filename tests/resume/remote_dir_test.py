@@ -24,10 +24,7 @@ FLAGS_THERE = [*FLAGS[:-1], f"--run_dir={S3}", "--checkpoint_every=3", "--resume
 
 
 class Server:
-    """moto's S3 in a process of its own, with one bucket, `bucket`.
-
-    environment: what leads a process here.
-    """
+    """moto's S3 in a process of its own, with one bucket, `bucket`; `environment` leads there."""
 
     def __init__(self):
         with socket.create_server(("127.0.0.1", 0)) as taken:
