@@ -200,7 +200,9 @@ def two():
 MODELS = {
     "a train_step of one's own": (own, lambda x, y: (x, y), {"loss"}),
     # A tf.Variable that counts calls scales the output; a generator is hidden in a closure.
-    "what layers keep and Keras does not list": (kept, lambda x, y: (x, x[:, :3]), {"loss"}),
+    "what layers keep and Keras does not list": (
+        kept, lambda x, y: (x, x[:, :3]), {"loss", "by_row", "endpoint"}
+    ),
     "several outputs of a model that is not built": (
         two, lambda x, y: ({"x": x}, {"a": x[:, :2], "b": x[:, :1]}),
         {"loss", "a_loss", "a_mae", "b_loss"},
