@@ -89,7 +89,7 @@ CROSS_CUTTING = {
     "conformance/workers_test": "the step over several processes",
     "custom_step/refusals_test": "every module of custom_step",
     "workers_run_test": "train.py on several workers",
-    "step/policy_test": "what each policy makes of a step; devices_policy_test: which it is",
+    "step/policy_test": "what each policy makes of a step; machine/devices_test: which it is",
     "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
     "docs_test": "docs/",
     "examples_test": "examples/", "experiments_test": "experiments/",

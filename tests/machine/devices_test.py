@@ -3,6 +3,7 @@
 import pytest
 
 from towers.machine import devices
+from towers.machine.devices import CPU, GPU, REHEARSAL
 
 
 def test_tower_devices_are_the_first_of_those_present():
@@ -57,6 +58,19 @@ def test_threads_follow_from_towers_and_cores(num_towers, num_cores, threads, of
     for compiled, expected in ((False, threads), (True, of_compiled)):
         found = devices.cpu_threads(num_towers, num_cores=num_cores, compiled=compiled)
         assert found == (expected, num_cores)
+
+
+@pytest.mark.parametrize(("names", "value", "expected"), [
+    (["/cpu:0", "/cpu:1"], None, CPU), (["/cpu:0"], "0", CPU), (["/cpu:0"], "", CPU),
+    (["/gpu:0"], None, GPU), (["/cpu:0", "/gpu:1"], None, GPU), (["/cpu:0"], "1", GPU),
+])
+def test_gpus_and_those_that_rehearse_them_have_the_policy_of_gpus(
+    names, value, expected, monkeypatch
+):
+    monkeypatch.delenv(REHEARSAL, raising=False)
+    if value is not None:
+        monkeypatch.setenv(REHEARSAL, value)
+    assert devices.policy_of(names) is expected
 
 
 @pytest.mark.parametrize("name", [

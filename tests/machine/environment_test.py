@@ -19,13 +19,8 @@ def run_python(code, **variables):
     """Runs code in a fresh Python, without the variables that set Keras' backend."""
     clean = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "KERAS_HOME")}
     return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**clean, **variables},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", code], cwd=ROOT, env={**clean, **variables}, capture_output=True,
+        text=True, timeout=60, check=False,
     )
 
 
@@ -54,9 +49,7 @@ def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_impo
     ('{"backend": "torch"}', {"KERAS_BACKEND": "tensorflow"}, "fine"),
     ("", {}, "fine"), ("{", {}, "fine"), ('{"epsilon": 1e-7}', {}, "fine"),
 ])
-def test_keras_json_names_the_backend_unless_the_environment_does(
-    text, variables, said, tmp_path
-):
+def test_keras_json_names_the_backend_unless_the_environment_does(text, variables, said, tmp_path):
     (tmp_path / "keras.json").write_text(text)
     code = "import sys; from types import SimpleNamespace as fake; from towers.machine import " \
         "environment; sys.modules['tensorflow'] = fake(__version__='3.0'); environment.check(); " \
@@ -71,13 +64,11 @@ def test_a_missing_tensorflow_is_an_error_that_says_how_to_install_it(monkeypatc
         environment.check()
 
 
-@pytest.mark.parametrize(
-    ("version", "is_accepted"),
-    [("1.15.5", False), ("2.19.1", False), ("2.20.0", True), ("2.21.0-rc1", True), ("3.0", True)],
-)
+@pytest.mark.parametrize(("version", "is_accepted"), [
+    ("1.15.5", False), ("2.19.1", False), ("2.20.0", True), ("2.21.0-rc1", True), ("3.0", True),
+])
 def test_tensorflow_2_20_is_the_oldest_that_is_accepted(monkeypatch, version, is_accepted):
-    fake = types.SimpleNamespace(__version__=version)
-    monkeypatch.setitem(sys.modules, "tensorflow", fake)
+    monkeypatch.setitem(sys.modules, "tensorflow", types.SimpleNamespace(__version__=version))
     error = pytest.raises(ValueError, match=f"TensorFlow {version} is too old")
     with nullcontext() if is_accepted else error:
         environment.check()

@@ -9,11 +9,8 @@ import pynvml
 def use(monkeypatch, *gpus, error=pynvml.NVML_SUCCESS, seconds=0.0):
     """Has NVML list these GPUs for one test; without any, it is not there.
 
-    Args:
-        monkeypatch: the fixture.
-        gpus: (name, UUID, MiB, free MiB) of each; 0 MiB for a GPU without memory of its own.
-        error: what it fails with at the beginning, an NVML_ERROR_*.
-        seconds: that the beginning takes.
+    Each GPU is (name, UUID, MiB, free MiB); 0 MiB if it has no memory of its own. NVML begins with
+    this error, and takes so many seconds.
     """
     def begin():
         time.sleep(seconds)

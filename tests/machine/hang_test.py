@@ -84,16 +84,13 @@ class LostDevice(keras.layers.Layer):
         return x + 0 * tf.ensure_shape(answered, x.shape)
 
 
-def lost_device(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), LostDevice(), keras.layers.Dense(num_classes)
-    ])
+def model(input_shape, num_classes, *layers):
+    last = keras.layers.Dense(num_classes, activation="softmax")
+    return keras.Sequential([keras.Input(input_shape), *layers, last])
 
 
-def model(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), keras.layers.Dense(num_classes, activation="softmax")
-    ])
+def lost_device(*shape):
+    return model(*shape, LostDevice())
 
 
 def matrix(*values):

@@ -130,10 +130,8 @@ def test_stored_in():
 
 
 def test_optimized_variables():
-    variables = [keras.Variable([1.0]), keras.Variable([2.0])]
-    for optimizer in (
-        keras.optimizers.Adam(), keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
-    ):
+    variables, adam = [keras.Variable([1.0]), keras.Variable([2.0])], keras.optimizers.Adam
+    for optimizer in (adam(), keras.optimizers.LossScaleOptimizer(adam())):
         optimizer.build(variables)
         found = keras_internals.optimized_variables(optimizer)
         assert [v is w for v, w in zip(found, variables, strict=True)] == [True, True]

@@ -6,37 +6,27 @@ import pytest
 from tests.machine import fake_nvml
 from towers.machine import nvidia
 
-CLOSED = """\
-NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024
-GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)
-"""
-OPEN = """\
-NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build  (dvs-builder)
-GCC version:  gcc version 11.4.0 (Ubuntu 11.4.0-1ubuntu1~22.04)
-"""
-
-
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+COMPILER = "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
 H100 = ("NVIDIA H100 80GB HBM3", "GPU-8932f937", 81559, 80994)
 T4 = ("Tesla T4", "GPU-1c2f", 15360, 15000)
 GB10 = ("NVIDIA GB10", "GPU-77aa", 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("text", "version"), [(CLOSED, "550.54.15"), (OPEN, "570.86.15"), ("", None)]
-)
+@pytest.mark.parametrize(("text", "version"), [
+    (CLOSED, "550.54.15"), (OPEN, "570.86.15"), ("", None),
+])
 def test_the_kernel_modules_version_is_found(tmp_path, monkeypatch, text, version):
     if text:
-        (tmp_path / "version").write_text(text)
+        (tmp_path / "version").write_text(text + COMPILER)
     monkeypatch.setattr(nvidia, "DRIVER_VERSION", tmp_path / "version")
     assert nvidia.driver_version() == version
 
 
 def test_the_gpus_are_those_that_the_driver_lists(monkeypatch):
     fake_nvml.use(monkeypatch, H100, GB10)
-    assert nvidia.driver_gpus() == [
-        (0, "NVIDIA H100 80GB HBM3", 81559, 80994),
-        (1, "NVIDIA GB10", None, None),
-    ]
+    assert nvidia.driver_gpus() == [(0, H100[0], 81559, 80994), (1, GB10[0], None, None)]
 
 
 @pytest.mark.parametrize(("visible", "numbers"), [

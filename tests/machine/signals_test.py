@@ -91,27 +91,20 @@ def test_another_thread_receives_no_signals_and_changes_no_handler(number):
     assert seen == [raise_received]
 
 
-@pytest.mark.parametrize("second, code", [("SIGINT", 130), ("SIGTERM", 143)])
-def test_the_second_signal_ends_the_process_at_once(second, code):
+@pytest.mark.parametrize("first, second, code, said", [
+    ("SIGINT", "SIGINT", 130, "first\n"), ("SIGINT", "SIGTERM", 143, "first\n"),
+    ("SIGHUP", "SIGHUP", -signal.SIGHUP, "first\nsaved\n"),
+])
+def test_the_second_signal_ends_the_process_at_once(first, second, code, said):
+    """But for SIGHUP: the shell sends it as it ends, and then the system does."""
     done = run(f"""
 with deferred():
-    signal.raise_signal(signal.SIGINT)
-    print("goes on", flush=True)
+    signal.raise_signal(signal.{first})
+    print("first", flush=True)
     signal.raise_signal(signal.{second})
-    print("never", flush=True)
-""")
-    assert (done.returncode, done.stdout) == (code, "goes on\n")
-
-
-def test_a_closed_terminal_that_says_so_twice_leaves_time_to_save():
-    """The shell sends SIGHUP as it ends, and then the system does."""
-    done = run("""
-with deferred():
-    signal.raise_signal(signal.SIGHUP)
-    signal.raise_signal(signal.SIGHUP)
     print("saved", flush=True)
 """)
-    assert (done.returncode, done.stdout) == (-signal.SIGHUP, "saved\n")
+    assert (done.returncode, done.stdout) == (code, said)
 
 
 def test_sigusr1_shows_where_each_thread_stands_and_ends_nothing():

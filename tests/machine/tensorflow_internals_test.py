@@ -5,7 +5,6 @@ import gc
 import re
 import weakref
 
-import numpy as np
 import tensorflow as tf
 
 from towers.machine import tensorflow_internals
@@ -25,12 +24,10 @@ def test_ends_in_batch():
 
 
 def test_keep_whole():
-    marked = tf.function(
-        lambda x: x * 2.0, autograph=False,
-        experimental_attributes=tensorflow_internals.KEEP_WHOLE,
-    ).get_concrete_function(tf.TensorSpec([]))
-    (attribute,) = tensorflow_internals.KEEP_WHOLE
-    assert marked.function_def.attr[attribute].b
+    attributes = tensorflow_internals.KEEP_WHOLE
+    marked = tf.function(lambda x: x * 2.0, experimental_attributes=attributes)
+    definition = marked.get_concrete_function(tf.TensorSpec([])).function_def
+    assert [definition.attr[name].b for name in attributes] == [True]
 
 
 def test_colocation():
@@ -48,26 +45,16 @@ def test_variable_class():
     assert all(hasattr(tensorflow_internals.VARIABLE_CLASS, name) for name in methods)
 
 
-def test_replace_input():
+def test_replace_input_and_read_instead():
     @tf.function(autograph=False)
-    def double_other(x, other):
+    def other_instead(x, other):
         y = x * 2.0
-        tensorflow_internals.replace_input(y.op, 0, other)
-        return y
-
-    np.testing.assert_array_equal(double_other(tf.ones([2]), tf.fill([2], 5.0)), [10.0, 10.0])
-
-
-def test_read_instead():
-    @tf.function(autograph=False)
-    def double_other(x, other):
-        y = x * 2.0
-        results = y + y, y * 3.0
+        doubled, tripled, alone = y + y, y * 3.0, x * 4.0
         tensorflow_internals.read_instead(y, other)
-        return results
+        tensorflow_internals.replace_input(alone.op, 0, other)
+        return tf.stack([doubled, tripled, alone])
 
-    sums, products = double_other(tf.ones([2]), tf.fill([2], 5.0))
-    assert (sums.numpy().tolist(), products.numpy().tolist()) == ([10.0] * 2, [15.0] * 2)
+    assert other_instead(tf.constant(1.0), tf.constant(5.0)).numpy().tolist() == [10.0, 15.0, 20.0]
 
 
 def test_left_out():
@@ -109,10 +96,8 @@ def test_called_graph():
     operations = calls.get_concrete_function(tf.TensorSpec([None])).graph.get_operations()
     found = {
         op.type: [inner.type for inner in graph.get_operations()]
-        for op, graph in [
-            (op, tensorflow_internals.called_graph(op, name))
-            for op in operations for name in ("f", "body")
-        ] if graph is not None
+        for op in operations for name in ("f", "body")
+        if (graph := tensorflow_internals.called_graph(op, name)) is not None
     }
     assert "Tanh" in found["PartitionedCall"] and "Exp" in found["StatelessWhile"]
 

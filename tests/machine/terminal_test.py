@@ -20,15 +20,10 @@ os.write(2, b"at the end\\n")
 """
 
 
-def run_noisy(line, cwd, tail=""):
+def run_noisy(line, cwd):
     return subprocess.run(
-        [sys.executable, "-c", NOISY.replace("LINE", line) + tail],
-        cwd=cwd,
-        env={"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", NOISY.replace("LINE", line)], cwd=cwd,
+        env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=False,
     )
 
 

@@ -60,11 +60,9 @@ class Fits:
     def __init__(self, model, *data, seeds=(1, 2), callbacks=lambda: [], **options):
         """
         Args:
-            model: compiled.
             data: of fit; functions are called for each fit anew.
             seeds: of the first process, and of those after it, as of a script that sets none.
-            callbacks: makes the user's.
-            options: of fit.
+            callbacks: makes the user's. options: of fit.
         """
         self.model, self._data, self._seeds = model, data, seeds
         self._options = {"batch_size": 7, "epochs": 2, "verbose": 0, **options}
@@ -80,11 +78,7 @@ class Fits:
     def fit(self, directory, *, after=None, call=None, **options):
         """(history, epochs, values) of a fit as the first of a new process, or of the next one.
 
-        Args:
-            directory: of the Resume.
-            after: steps after which this one is interrupted.
-            call: see Interrupt.
-            options: of fit, and `every`.
+        `after` and `call` are those of an Interrupt; `options` are of fit, and `every`.
         """
         resume = towers.Resume(directory, every=options.pop("every", 1))
         is_new = not (directory / "checkpoints").exists()

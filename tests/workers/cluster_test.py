@@ -11,26 +11,20 @@ def tf_config(cluster, task):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-@pytest.mark.parametrize("index", [0, 2])
-def test_tf_config_names_the_workers_and_this_one(index):
-    found = find_cluster(tf_config({"worker": HOSTS}, {"type": "worker", "index": index}))
-    assert found == Cluster(tuple(HOSTS), index)
-    assert (found.num_workers, found.is_chief) == (3, index == 0)
-
-
-@pytest.mark.parametrize("kind, index, expected", [("chief", 0, 0), ("worker", 1, 2)])
-def test_a_chief_is_worker_0_and_the_others_follow(kind, index, expected):
-    cluster = {"worker": HOSTS[1:], "chief": HOSTS[:1]}
+@pytest.mark.parametrize("kind, index, num_chiefs, expected", [
+    ("worker", 0, 0, 0), ("worker", 2, 0, 2), ("chief", 0, 1, 0), ("worker", 1, 1, 2),
+])
+def test_tf_config_names_the_workers_and_this_one(kind, index, num_chiefs, expected):
+    """A chief is worker 0, and the others follow."""
+    cluster = {"worker": HOSTS[num_chiefs:], "chief": HOSTS[:num_chiefs]}
     found = find_cluster(tf_config(cluster, {"type": kind, "index": index}))
     assert found == Cluster(tuple(HOSTS), expected)
+    assert (found.num_workers, found.is_chief) == (3, expected == 0)
 
 
 @pytest.mark.parametrize("environment", [
-    {},
-    {"TF_CONFIG": ""},
-    {"TF_CONFIG": "{}"},
+    {}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}, {"SLURM_STEP_NUM_TASKS": "1"},
     {"TF_CONFIG": "{}", "SLURM_STEP_NUM_TASKS": "4"},
-    {"SLURM_STEP_NUM_TASKS": "1"},
     tf_config({"worker": HOSTS[:1]}, {"type": "worker", "index": 0}),
 ])
 def test_who_is_named_alone_is_alone(environment):

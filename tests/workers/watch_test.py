@@ -33,22 +33,21 @@ def test_a_killed_worker_is_named_by_all_others_at_once(lost):
     assert time.monotonic() - killed_at < 10
 
 
-@pytest.mark.matrix
-def test_a_stopped_worker_is_named_after_the_timeout():
-    processes = begin(2, "steps", TIMEOUT="4")
-    processes[1].send_signal(signal.SIGSTOP)
-    ((code, _, errors),) = started.finish(processes[:1], timeout=60)
-    processes[1].kill()
-    assert code == LOST_WORKER
-    assert "error: worker 1 (127.0.0.1:" in errors
-    assert "did not answer for" in errors
-
-
-def hang(what):
-    processes = begin(2, what)
+def hang(what, **environment):
+    """(worker 1, stderr of worker 0) where worker 1 hangs; it is stopped in "steps"."""
+    processes = begin(2, what, **environment)
+    if what == "steps":
+        processes[1].send_signal(signal.SIGSTOP)
     ((code, _, errors),) = started.finish(processes[:1], timeout=60)
     assert code == LOST_WORKER
     return processes[1], errors
+
+
+@pytest.mark.matrix
+def test_a_stopped_worker_is_named_after_the_timeout():
+    process, errors = hang("steps", TIMEOUT="4")
+    process.kill()
+    assert "error: worker 1 (127.0.0.1:" in errors and "did not answer for" in errors
 
 
 def test_a_worker_that_hangs_between_steps_is_named_and_says_where():

@@ -59,8 +59,6 @@ def steps(cluster):
         told.all_reduce_max(0)
         if count == 20:
             say("begun")
-            if "LATER" in os.environ:
-                watch.set_timeout(float(os.environ["LATER"]))
         time.sleep(0.01)
 
 
@@ -96,17 +94,17 @@ def part_once(cluster):
     os._exit(0)
 
 
-def hang_between_steps(cluster):
-    """Worker 1 does not come to a step; its threads run."""
-    _hang(cluster, sleep_for_long)
-
-
 def hang_wholly(cluster):
     """Worker 1 does not come to a step, and holds Python's lock, so that no thread runs."""
-    _hang(cluster, lambda: ctypes.PyDLL(None).sleep(1000))
+    hang_between_steps(cluster, lambda: ctypes.PyDLL(None).sleep(1000))
 
 
-def _hang(cluster, sleep):
+def sleep_for_long():
+    time.sleep(1000)
+
+
+def hang_between_steps(cluster, sleep=sleep_for_long):
+    """Worker 1 does not come to a step; its threads run."""
     watch.set_timeout(1.0)
     told = workers.Workers(cluster)
     told.all_reduce_max(0)
@@ -114,10 +112,6 @@ def _hang(cluster, sleep):
     if cluster.index == 1:
         sleep()
     told.all_reduce_max(0)
-
-
-def sleep_for_long():
-    time.sleep(1000)
 
 
 def pause(cluster):
