@@ -56,16 +56,11 @@ def data(count=23):
     return rng.normal(size=(count, 4)), rng.normal(size=(count, 2))
 
 
-def model_of(*layers):
-    return keras.Sequential([
-        keras.Input((4,)), L.Dense(5, activation="tanh"), *layers, L.Dense(2),
-    ])
-
-
 def trained(make, num_towers=None, num_devices=2, epochs=2):
     """(history, evaluation, all variables, hidden ones too); by Keras without a tower count."""
     keras.utils.set_random_seed(1)
-    model = model_of(*make())
+    layers = [L.Dense(5, activation="tanh"), *make(), L.Dense(2)]
+    model = keras.Sequential([keras.Input((4,)), *layers])
     keeps = [layer for layer in model.layers if isinstance(layer, Keeps)]
     if num_towers is not None:
         devices = min(num_towers, num_devices)
@@ -123,22 +118,18 @@ def root(old, x):
 
 
 def test_a_metrics_value_that_each_tower_has_another_of_is_refused():
-    def make():
-        return [Remembers(root, "sum")]
-
     with pytest.raises(ValueError) as refused:
-        trained(make, 2)
+        trained(lambda: [Remembers(root, "sum")], 2)
     message = str(refused.value)
     assert "assigned_test.py:" in message and "/seen" in message and "assign_add" in message
     assert "towers.gather" in message and len(message.splitlines()) == 1
 
 
 def test_only_first_replica_is_tower_0s():
-    def make():
-        return [Remembers(lambda old, x: old + ops.cast(ops.shape(x)[0], old.dtype),
-                          "only_first_replica")]
+    def count(old, x):
+        return old + ops.cast(ops.shape(x)[0], old.dtype)
 
-    *_, variables = trained(make, 3, epochs=1)
+    *_, variables = trained(lambda: [Remembers(count, "only_first_replica")], 3, epochs=1)
     assert 3.0 * (3 + 3 + 3) in [v for v in variables if v.shape == ()]
 
 

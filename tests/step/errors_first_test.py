@@ -26,8 +26,7 @@ def test_a_step_raises_the_error_of_its_tower_and_changes_nothing():
     for _ in range(3):
         with pytest.raises(tf.errors.InvalidArgumentError, match=OUT_OF_RANGE):
             step(X, WRONG)
-    for variable, value in zip(step.model.weights, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    np.testing.assert_equal([v.numpy() for v in step.model.weights], before)
 
 
 @pytest.mark.parametrize("shape", [(12, 5), (12, 1, 1)])
@@ -63,20 +62,17 @@ def test_fit_and_evaluate_raise_the_error_of_the_tower(kind):
     for method in (parallel.fit, parallel.evaluate) * 3:
         with pytest.raises(tf.errors.InvalidArgumentError, match=OUT_OF_RANGE):
             method(X, WRONG, batch_size=12, verbose=0)
-    for variable, value in zip(parallel.weights, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value)
+    np.testing.assert_equal([v.numpy() for v in parallel.weights], before)
 
 
 def test_without_another_error_the_cancelling_is_told():
     """Nor does what cannot run outside of a graph hide it."""
-    cancelled = tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
-    with pytest.raises(tf.errors.CancelledError), first_error(lambda: None):
-        raise cancelled
-    with pytest.raises(tf.errors.CancelledError), first_error(lambda: 1 / 0):
-        raise cancelled
-    refused = tf.errors.InvalidArgumentError
-    with pytest.raises(refused), first_error(lambda: tf.ones(2) + tf.ones(3)):
-        raise cancelled
+    for run, expected in [
+        (lambda: None, tf.errors.CancelledError), (lambda: 1 / 0, tf.errors.CancelledError),
+        (lambda: tf.ones(2) + tf.ones(3), tf.errors.InvalidArgumentError),
+    ]:
+        with pytest.raises(expected), first_error(run):
+            raise tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
 
 
 def test_values_that_an_operation_refuses_are_one_line():
@@ -86,6 +82,5 @@ def test_values_that_an_operation_refuses_are_one_line():
         return x
 
     said = r"^step 3: assertion failed: .*too large \[1, 2\).* \(in "
-    with pytest.raises(ValueError, match=said):
-        with values_explained("step 3"):
-            graph(tf.constant(5))
+    with pytest.raises(ValueError, match=said), values_explained("step 3"):
+        graph(tf.constant(5))

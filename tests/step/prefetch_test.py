@@ -61,10 +61,7 @@ def train(to_devices):
 
 def test_training_has_the_same_bits():
     """With dropout, BatchNormalization, a partial batch and an empty shard."""
-    (logs, values), (their_logs, theirs) = train(True), train(False)
-    assert logs == their_logs
-    for a, b in zip(values, theirs, strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(train(True), train(False))
 
 
 @pytest.mark.parametrize("policy", [CPU, GPU])

@@ -55,7 +55,7 @@ def test_stages_begin_at_the_layers_that_are_named():
 
 
 @pytest.mark.parametrize(("names", "error"), [
-    (["dense_1"], "names the layers that begin 1 further stages.*has 2.*gpus_per_tower=2"),
+    (["dense_1"], "must name 2 layers.*gpus_per_tower=2"),
     (["dense_1", "dens_3"], "(dens_3).*no such layer; nearest are dense_3"),
     (["dense_3", "dense_1"], "(dense_1).*not come after 'dense_3'"),
     (["dense_0", "dense_1"], "(dense_0).*not come after 'dense_0'"),

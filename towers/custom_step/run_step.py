@@ -19,7 +19,7 @@ from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import checks, sharding, state as state_lib, structures
 from towers.step.averaging import add_tree, partial_sums
 from towers.step.calls import run_levels
-from towers.step.checks import checked_rows, gathered_rows_text
+from towers.step.checks import GATHERED, checked_rows
 from towers.step.transfers import spread
 from towers.workers.workers import join_workers
 
@@ -186,7 +186,7 @@ class _Run:
             if collective.how == "join":
                 return [tf.concat(v, axis=0) for v in zip(*values)]
             rows = [structures.packed(collective.spec, iter(v)) for v in values]
-            text = gathered_rows_text(collective.line)
+            text = f"towers.gather, {collective.line}: {GATHERED}"
             # On the parameter device: an error of another device would lose its beginning.
             for own, shard in zip(rows, self._shards, strict=True):
                 expected = tf.maximum(shard.size, 1)

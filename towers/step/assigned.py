@@ -47,9 +47,6 @@ class Assigned(NamedTuple):
     parts: dict[int, tf.Tensor]
 
 
-NOTHING = Assigned({}, {})
-
-
 @tf.custom_gradient
 def _in_place_of(parameter: tf.Tensor, value: tf.Tensor) -> Any:
     """Returns `value`; its gradient flows to the parameter that it was assigned to."""
@@ -93,16 +90,12 @@ class TowerScope(keras.StatelessScope):
         return TowerScope(values, len(self.parameters))
 
     def add_update(self, update: tuple[Any, tf.Tensor]) -> None:
-        """Records a (variable, value) pair; only parameters' values keep a gradient, as in Keras.
-
-        Raises ValueError for an assignment in a tf.function, a tf.cond or a loop.
-        """
+        """Records a (variable, value) pair; only a parameter's value keeps its gradient."""
         variable, value = update
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise ValueError(
                 f"{current_line()} assigns {variable.path} inside of a tf.function, a tf.cond or a "
-                "loop, out of which towers cannot take it. Compute the value there, and assign it "
-                "after that."
+                "loop. Compute the value there, and assign it after that."
             )
         before = self.get_current_value(variable)
         self.lines[id(variable)] = current_line()
@@ -111,10 +104,7 @@ class TowerScope(keras.StatelessScope):
         super().add_update((variable, value))
 
     def changed(self) -> list[tuple[int, Any, tf.Tensor, tf.Tensor]]:
-        """Returns (index, variable, value before, value after) of each variable assigned so far.
-
-        Raises ValueError if the trace has created variables.
-        """
+        """Returns (index, variable, value before, value after) of each variable assigned so far."""
         self.check_none_made(trainable=False)
         return [
             (i, variable, before, after)
@@ -123,10 +113,7 @@ class TowerScope(keras.StatelessScope):
         ]
 
     def check_none_made(self, *, trainable: bool) -> None:
-        """Raises ValueError if the trace has created variables: they would become constants.
-
-        With `trainable`, only trainable ones count, because a `compute_loss` may create metrics.
-        """
+        """Raises ValueError if the trace made variables, or parameters: they would be constants."""
         for variable, line in self._made:
             if variable.trainable or not trainable:
                 raise ValueError(
@@ -152,8 +139,7 @@ def what_becomes_of(
 
     statistics: the ids of BatchNormalization's statistics. They are averaged, unless `takes_first`.
 
-    Raises ValueError if a parameter's value depends on the shard, or if a value with
-    aggregation="sum", such as a metric's, cannot be added up. Warns if no rule merges a value.
+    Raises ValueError if a parameter's value depends on the shard, or a metric's is no sum.
     """
     assigned = Assigned({}, {})
     for i, variable, before, after in changed:
@@ -173,10 +159,7 @@ def what_becomes_of(
 def without_rows(
     predictions: Sequence[tf.Tensor], facts: ShardFacts, *, is_alone: bool
 ) -> Assigned:
-    """Finds the flattened outputs without a batch axis, by index, and how they are merged.
-
-    Raises ValueError if one is neither a mean nor a sum over the rows, unless a tower `is_alone`.
-    """
+    """Returns the flattened outputs without a batch axis, by index, by how they are merged."""
     whole = Assigned({}, {})
     for i, value in enumerate(predictions):
         if facts.has_rows(value):
@@ -231,10 +214,8 @@ def terms_of_new(
             fault = facts.rows.kind(term).fault
             if fault and not is_of_keras(fault.operation, "metrics"):
                 facts.rows.check(term, f"what variable {variable.path!r} adds up")
-        return same, [
-            facts.masked(term) if part is None else part
-            for term, part in zip(own, parts, strict=True)
-        ]
+        pairs = zip(own, parts, strict=True)
+        return same, [facts.masked(term) if part is None else part for term, part in pairs]
     if variable.aggregation == "mean" and value.dtype.is_floating:
         facts.rows.check(value, f"what is assigned to variable {variable.path!r}")
         return [], [facts.weighted(value)]

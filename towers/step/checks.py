@@ -31,7 +31,7 @@ def check_model(model: keras.Model) -> None:
 def check_layers(model: keras.Model) -> None:
     """Raises ValueError for a layer that towers cannot compute."""
     for layer in all_layers(model):
-        if getattr(layer, "stateful", False) and isinstance(layer, keras.layers.RNN):
+        if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(
                 f"layer {layer.name!r} is stateful=True: its state belongs to the rows of one "
                 "batch, which towers divide. Use stateful=False."
@@ -43,9 +43,8 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
     overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
     if num_towers > 1 and overwritten:
         raise ValueError(
-            f"variable {overwritten[0].path!r} takes its gradient for its value, as the history of "
-            "a float8 layer's largest numbers does, and towers add gradients up. Use one tower, or "
-            "mixed_bfloat16 in the place of float8."
+            f"variable {overwritten[0].path!r} takes its gradient for its value, as in a float8 "
+            "layer, and towers add gradients up. Use mixed_bfloat16, or one tower."
         )
 
 
@@ -76,10 +75,7 @@ class BatchInCode(ValueError):
 
 
 def check_open_batch(outputs: Sequence[Any], facts: Any) -> None:
-    """Raises BatchInCode if flattened outputs have a fixed number of rows for any batch.
-
-    facts: the ShardFacts of their graph.
-    """
+    """Raises BatchInCode if outputs, by their ShardFacts, have as many rows for any batch."""
     dense = [output for output in outputs if not is_composite(output)]
     if dense:
         check_no_fixed_batch(dense[0].graph, facts.dependence)
@@ -125,15 +121,15 @@ def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
 _PARTS = ("x", "y", "sample_weight")
 _DIFFER = "the parts of a batch differ in their number of rows: "
 _REMEDY = ". Give one row for each example in every part."
-_GATHERED = (
-    " needs one row for each example of a shard. Gather two views of a batch one by one, and "
+GATHERED = (
+    "needs one row for each example of a shard. Gather two views of a batch one by one, and "
     "concatenate them after that."
 )
 _SAID = re.compile(
     r"the parts of a batch differ .*? in every part\.|towers\.gather, \S*: .*? after that\.",
     re.DOTALL,
 )
-_SCALAR = -1
+_SCALAR = "none (a scalar)"
 
 
 def check_rows(*batch: Any) -> None:
@@ -141,9 +137,8 @@ def check_rows(*batch: Any) -> None:
     known = {_rows(part) for part in tf.nest.flatten(batch) if part is not None} - {None}
     if len(known) > 1 or _SCALAR in known:
         check_arrays(*batch)
-        odd = {_SCALAR: "none (a scalar)", None: "?"}
-        rows = {name: _rows(part) for name, part in _named_parts(batch)}
-        listed = ", ".join(f"{name} {odd.get(n, n)}" for name, n in rows.items())
+        rows = [(name, _rows(part)) for name, part in _named_parts(batch)]
+        listed = ", ".join(f"{name} {'?' if n is None else n}" for name, n in rows)
         raise ValueError(_DIFFER + listed + _REMEDY)
 
 
@@ -192,11 +187,6 @@ def readable() -> Iterator[None]:
         raise ValueError(found[0].replace("] [", "").replace("\\", "")) from None
 
 
-def gathered_rows_text(line: str) -> str:
-    """Returns the text for rows, gathered by the user's `line`, that do not fit the shard."""
-    return f"towers.gather, {line}:{_GATHERED}"
-
-
 def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: range) -> None:
     """Raises ValueError if the rows of `placed`, the shards of this worker, do not fit a batch."""
     if placed is None:
@@ -214,7 +204,7 @@ def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: rang
             )
 
 
-def _rows(part: Any) -> int | None:
+def _rows(part: Any) -> Any:
     """Returns the number of rows of a tensor or array; None if only the graph knows it."""
     try:
         return len(part)  # 10 times as fast as reading the shape of an array or an eager tensor

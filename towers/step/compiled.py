@@ -1,6 +1,5 @@
 """Reads the optimizer, loss and metrics of a compiled model."""
 
-import functools
 from typing import Any
 
 import keras
@@ -58,7 +57,7 @@ def check_steps(model: keras.Model) -> None:
 def losses(model: keras.Model) -> tuple[Any, Any]:
     """Returns a compiled model's (loss, loss_weights); (None, None) if layers add all losses."""
     if overrides(model, "compute_loss"):
-        return ModelLoss(functools.partial(call_compute_loss, model)), None
+        return ModelLoss(call_compute_loss, model), None
     return loss_internals.compile_arguments(model)[:2]
 
 
@@ -69,10 +68,7 @@ def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None
 
 
 def directions(model: keras.Model, names: list[str]) -> dict[str, str | None]:
-    """Returns whether the loss and each metric improve "up" or "down"; None if unknown.
-
-    names: from `BatchMetrics.names` of the compiled model, whose metrics are built.
-    """
+    """Returns whether the loss and each metric of a model get better "up" or "down", or None."""
     metrics = {metric.name: metric for metric in model.metrics}
     compiled = loss_internals.compiled_metrics(model)
     if compiled is not None and compiled.built:

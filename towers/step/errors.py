@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from towers.machine.devices import HOST
@@ -39,16 +40,11 @@ def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
         raise error from None
 
 
-def run_in_turn(
-    step: Any, name: str, x: Structure, y: Structure = None, sample_weight: Structure = None
-) -> None:
-    """Runs the towers of a TowerStep on a batch outside of a graph, one after the other.
-
-    name: "train", "test" or "predict". Changes no variable. The first tower that fails raises.
-    """
+def run_in_turn(step: Any, name: str, *batch: Structure) -> None:
+    """Runs a TowerStep's towers outside of a graph, one by one; changes no variable."""
     if step.cluster.num_workers == 1:  # collectives would wait for the other workers
         options = [tf.ones([])] if name == "train" else []
-        step.run_towers(name, step.split((x, y, sample_weight)), *options)
+        step.run_towers(name, step.split(batch), *options)
 
 
 @contextmanager
@@ -135,7 +131,6 @@ def nonfinite_error(
 
     finite: `are_finite` of each tower, [T, 1 + V], not all true. places: each tower's device.
     """
-    tower = next(t for t, row in enumerate(finite) if not all(row))
-    index = list(finite[tower]).index(False)
+    tower, index = np.argwhere(~np.asarray(finite))[0]
     what = f"the gradient of {variables[index - 1].path} in" if index else "the loss of"
     return NonFiniteError(f"{what} tower {tower} on {places[tower]} is NaN or infinite.")

@@ -1,18 +1,16 @@
 """Decides from a loss's graph whether the towers' losses add up to the global batch's loss.
 
-    one value for each row         works with any reduction (`losses.shard_weight`).
-    a mean over the rows           is weighted by n_t / N.
-    a sum over the rows            works with reduction="sum": the towers' values add up.
-    neither, such as Dice, the     needs the rows of all towers.
-    root of a mean, or a mean
-    over a mask
+    one value for each row     works with any reduction (`losses.shard_weight`)
+    a mean over the rows       is weighted by n_t / N
+    a sum over the rows        works with reduction="sum": the towers' values add up
+    neither                    needs all rows: Dice, the root of a mean, a mean over a mask
 
 The loss is traced once on symbolic rows, and `towers.graph` walks its graph; nothing is computed.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+import functools
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +25,7 @@ from towers.machine.user_lines import line_of
 from towers.step.checks import BatchInCode, check_no_fixed_batch
 from towers.step.gathering import NeedsOtherTowers, Sum, gathered_by
 from towers.step.raw_variables import read_as_they_are
-from towers.step.structures import Structure, batch_specs, is_composite, map_tensors
+from towers.step.structures import Structure, batch_specs, components, is_composite, map_tensors
 
 
 class ShardFacts(NamedTuple):
@@ -96,9 +94,8 @@ def check_reduction(loss: keras.losses.Loss) -> None:
     """Raises NeedsOtherTowers if a loss has no reduction, so it is not one number."""
     if loss_reduction(loss) not in _REDUCTIONS:
         raise NeedsOtherTowers(
-            f"loss {loss.name!r} has reduction={loss.reduction!r}; a training loss must be one "
-            f"number. Use one of {', '.join(_REDUCTIONS)}; or towers.make_parallel(model, gpus), "
-            "whose fit takes the gradient of the sum of all values, as Keras does."
+            f"loss {loss.name!r} has reduction={loss.reduction!r}, which gives no single number. "
+            f"Use one of {', '.join(_REDUCTIONS)}; or fit with towers.make_parallel(model, gpus)."
         )
 
 
@@ -148,14 +145,11 @@ def _values(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tens
     return loss.call(*map_tensors(lambda v: tf.cast(v, loss.dtype), [y, y_pred]))
 
 
-@dataclass(frozen=True)
-class ModelLoss:
+class ModelLoss(functools.partial[tf.Tensor]):
     """Wraps a custom `compute_loss`, which replaces the losses of the outputs.
 
-    compute: (x, y, y_pred, sample_weight, training) -> scalar, a mean over the batch.
+    It maps (x, y, y_pred, sample_weight, training) to a scalar, a mean over the batch.
     """
-
-    compute: Callable
 
 
 @contextmanager
@@ -170,9 +164,8 @@ def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterat
     yield
     if scope.losses and any(scope.get_current_value(v) is not zero for v, zero in trackers):
         raise NeedsOtherTowers(
-            "compute_loss updates a metric, and layers add losses with add_loss, which the metric "
-            "would miss. Use towers.make_parallel(model, gpus), or update the metric in "
-            "compute_metrics."
+            "compute_loss updates a metric, which would miss the losses that layers add. Update it "
+            "in compute_metrics, or use towers.make_parallel(model, gpus)."
         )
 
 
@@ -181,11 +174,7 @@ class WeightShapeError(ValueError):
 
 
 def check_loss(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-    """Raises NeedsOtherTowers if `loss_fault` finds an operation, or the loss cannot be traced.
-
-    Raises WeightShapeError for sample weights that do not fit the loss, and BatchInCode if its code
-    fixes the batch size.
-    """
+    """Raises NeedsOtherTowers if `loss_fault` finds an operation, or the loss cannot be traced."""
     try:
         fault = loss_fault(loss, y, y_pred, sample_weight)
         why = "" if fault is None else f"{line_of(fault.operation)} {fault.what}"
@@ -196,9 +185,8 @@ def check_loss(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any 
         why = f"it cannot be traced alone ({type(error).__name__}: {first_line})"
     if why:
         raise NeedsOtherTowers(
-            f"{_name(loss)} is neither a mean nor a sum over the examples: {why}. Each tower has "
-            "only its own rows of the batch. Use towers.make_parallel(model, gpus), whose fit "
-            "gathers the rows of all towers for this loss; or return one value for each example."
+            f"{_name(loss)} is neither a mean nor a sum over the examples: {why}. Return a value "
+            "for each example, or use towers.make_parallel(model, gpus), whose fit gathers all rows."
         )
 
 
@@ -212,11 +200,9 @@ def loss_fault(
     """
     found: list[Fault | None] = []
     specs = batch_specs([y, y_pred, sample_weight, keras_mask(y_pred)])
-    flat_specs = tf.nest.flatten(specs)
 
-    def judge(*given: Any) -> None:
-        rows, waiting = Rows.of_shard(given), iter(given)
-        flat = [None if spec is None else next(waiting) for spec in flat_specs]
+    def judge(*flat: Any) -> None:
+        rows = Rows.of_shard(flat)
         # A tf.function would make tuples of lists, which Keras does not match with lists.
         y, y_pred, sample_weight, mask = tf.nest.pack_sequence_as(specs, flat)
         if mask is not None:
@@ -233,14 +219,12 @@ def loss_fault(
             fault = Fault(value.op, CHOSEN)
         found.append(fact.fault or fault)
         dependence = Dependence()
-        for tensor in tf.nest.flatten(given, expand_composites=True):
+        for tensor in components(flat):
             dependence.feed(tensor, local=True, level=0)
         check_no_fixed_batch(value.graph, dependence)
 
     with tf.device(None), keras.StatelessScope(), read_as_they_are(), gathered_by(None):
-        tf.function(judge, autograph=False).get_concrete_function(
-            *[spec for spec in flat_specs if spec is not None]
-        )
+        tf.function(judge, autograph=False).get_concrete_function(*tf.nest.flatten(specs))
     return found[-1]
 
 
@@ -250,13 +234,11 @@ def _check_weight_shape(loss: keras.losses.Loss, values: Any, sample_weight: Any
     TensorFlow would align the last axes, and apply one example's weights to all examples.
     """
     shape, given = (tf.TensorShape(getattr(v, "shape", None)) for v in (values, sample_weight))
-    if shape.rank is None or given.rank is None or given.rank <= shape.rank:
-        return
-    if given.rank > shape.rank + 1 or given[-1] not in (1, None):
+    more = 0 if None in (shape.rank, given.rank) else given.rank - shape.rank
+    if more > 1 or more == 1 and given[-1] not in (1, None):
         raise WeightShapeError(
             f"sample_weight has the shape {tuple(given)}, and {_name(loss)} has values of the "
-            f"shape {tuple(shape)}, where None is the number of examples. Give one weight for "
-            "each example, or for each value."
+            f"shape {tuple(shape)}. Give one weight for each example, or for each value."
         )
 
 

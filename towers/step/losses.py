@@ -48,11 +48,9 @@ class Losses:
     def __init__(
         self, loss: Any, loss_weights: Any, names: Sequence[str] | None, *, is_alone: bool = False
     ) -> None:
-        """
-        Args:
-            loss, loss_weights: in any form that `keras.Model.compile` takes; or a ModelLoss.
-            names: the names of the model's outputs, if they have names.
-            is_alone: whether there is only one tower; then any loss is exact.
+        """Args: loss, loss_weights: as for `compile`, or a ModelLoss. names: of the outputs.
+
+        is_alone: whether there is only one tower; then any loss is exact.
         """
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
         self.outputs: Structure = None
@@ -70,17 +68,13 @@ class Losses:
     ) -> list[LossTerm]:
         """Returns the K terms of the loss; Keras matches losses, labels, outputs and weights.
 
-        Args:
-            predictions: the flattened outputs; None if the terms' predictions are not needed.
-
-        Raises:
-            ValueError, KeyError: the structures do not match.
-            NeedsOtherTowers: a loss has no reduction.
+        predictions: the flattened outputs; None if the terms' predictions are not needed.
         """
         if self._terms is None:
             return []
-        given = tf.nest.flatten(self.outputs) if predictions is None else list(predictions)
-        y_pred = tf.nest.pack_sequence_as(self.outputs, given)
+        y_pred = self.outputs
+        if predictions is not None:
+            y_pred = tf.nest.pack_sequence_as(self.outputs, list(predictions))
         try:
             terms = self._terms.terms(y, y_pred, sample_weight)
         except TypeError as error:  # Keras looks up a name among outputs that have none
@@ -99,13 +93,8 @@ class Losses:
 
         The loss of an output without a batch axis is treated like a loss that a layer adds.
 
-        Args:
-            predictions: the flattened outputs.
-            added: the shard's parts of losses that layers, or a `compute_loss`, have added.
-
-        Raises:
-            ValueError: there is no loss at all.
-            NeedsOtherTowers: a loss needs the rows of all towers.
+        predictions: the flattened outputs.
+        added: the shard's parts of losses that layers, or a `compute_loss`, have added.
         """
         values = []
         for i, term in enumerate(self.terms(y, sample_weight, predictions)):

@@ -5,7 +5,7 @@
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -16,63 +16,58 @@ from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.checks import check_rows
 from towers.step.sharding import BatchValues, Placed, shard_batch
-from towers.step.structures import any_rows, as_tensor, components, map_tensors, packed
+from towers.step.structures import Structure, any_rows, as_tensor, components, map_tensors, packed
 from towers.step.tower_step import TowerStep
 
 
 class Batch(NamedTuple):
-    """Holds one global batch of N examples; the fields are arguments of `TowerStep.train_batch`.
+    """Holds one global batch and its shards, as arguments of `TowerStep.train_batch`."""
 
-    x, y: inputs [N, ...] and labels [N, ...], or structures of these.
-    placed: the shards on their devices, from `place`; None lets the step split the batch.
-    """
-
-    x: tf.Tensor
-    y: tf.Tensor
+    x: Structure
+    y: Structure
     placed: Placed = None
 
 
 class WeightedBatch(NamedTuple):
-    """Holds a Batch with sample weights, [N] or [N, ...], or a structure of these."""
+    """Holds a Batch with sample weights."""
 
-    x: tf.Tensor
-    y: tf.Tensor
-    sample_weight: tf.Tensor
+    x: Structure
+    y: Structure
+    sample_weight: Structure
     placed: Placed = None
 
 
 def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
-    """Copies the shards of this worker's towers to their devices, concurrently; returns them.
-
-    Raises ValueError if the parts of the batch have different numbers of rows.
-    """
+    """Copies the shards of this worker's towers to their devices, concurrently; returns them."""
     with tf.device(HOST):
         tensors = map_tensors(as_tensor, batch)
     check_rows(*tensors)
     specs = map_tensors(any_rows, tensors)
-    groups = step.stages and step.stages.groups
-    key = f"{specs} {step.num_towers} {step.local_towers} {step.tower_devices} {groups}"
-    if key not in _placing:
+    devices = dict(zip(step.local_towers, step.tower_devices, strict=True))
+    how = specs, step.num_towers, devices, step.stages.groups if step.stages else {}
+    if str(how) not in _placing:
         # Outside of a graph TensorFlow's copies block, one after another. A tf.function would copy
         # its results back to the CPU, because it adds an operation without a device to each.
-        place_all = functools.partial(_place_all, step, specs)
-        _placing[key] = tf.compat.v1.wrap_function(place_all, components(specs))
-    placed = iter(_placing[key](*components(tensors)))
+        place_all = functools.partial(_place_all, *how)
+        _placing[str(how)] = tf.compat.v1.wrap_function(place_all, components(specs))
+    placed = iter(_placing[str(how)](*components(tensors)))
     return [packed(specs, placed) for _ in step.local_towers]
 
 
 _placing: dict[str, Callable] = {}  # by structure and devices, shared by all steps
 
 
-def _place_all(step: TowerStep, specs: BatchValues, *tensors: tf.Tensor) -> list[tf.Tensor]:
-    """Maps a batch's tensors to all shards' tensors, on their devices, in a graph."""
-    last = {first: group[-1] for first, group in step.stages.groups.items()} if step.stages else {}
+def _place_all(
+    specs: BatchValues, num_towers: int, devices: Mapping[int, str],
+    groups: Mapping[str, Sequence[str]], *tensors: tf.Tensor,
+) -> list[tf.Tensor]:
+    """Maps a batch's tensors to the tensors of all shards, on their devices, in a graph."""
     with tf.device(HOST):
-        shards = shard_batch(packed(specs, iter(tensors)), step.num_towers)
+        shards = shard_batch(packed(specs, iter(tensors)), num_towers)
     placed: list[tf.Tensor] = []
-    for tower, device in zip(step.local_towers, step.tower_devices, strict=True):
+    for tower, device in devices.items():
         x, *others = shards[tower].values
-        for values, place in ((x, device), (others, last.get(device, device))):
+        for values, place in ((x, device), (others, groups.get(device, [device])[-1])):
             with tf.device(place):
                 placed += map(tf.identity, components(values))
     return placed

@@ -11,6 +11,7 @@ assignments (`scatter_update`, a slice) are not replaced; `check_closed` raises 
 """
 
 import functools
+import operator
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from contextvars import ContextVar
@@ -56,13 +57,10 @@ def variable_behind(variable: Any) -> tf.Variable | None:
 
 @contextmanager
 def raw_variables_in(scope: keras.StatelessScope) -> Iterator[None]:
-    """Redirects tf.Variables to a scope inside the with block, in this thread.
-
-    scope: its `get_current_value` and `add_update` take a RawVariable, too.
-    """
+    """Redirects tf.Variables to a scope, as RawVariables, inside the with block, in this thread."""
     with ONE_AT_A_TIME, ExitStack() as stack:
         for name, function in _REPLACEMENTS.items():
-            make = functools.partial(_in_a_scope, function=function)
+            make = functools.partial(_in_a_scope, function)
             stack.enter_context(replaced(VARIABLE_CLASS, name, make))
         with _current(scope):
             yield
@@ -83,19 +81,15 @@ def _current(scope: keras.StatelessScope | None) -> Iterator[None]:
 
 
 def check_closed(function: Any, reads: Collection[str] = ()) -> None:
-    """Raises ValueError if a traced tower still uses a variable, which all towers would share.
-
-    reads: the names of tensors that are allowed reads of a variable.
-    """
+    """Raises ValueError if a traced tower uses variables, except to make the tensors `reads`."""
     for handle, inside in function.graph.captures:
         names = [variable.name for variable in function.variables if variable.handle is handle]
         users = [user for user in inside.consumers() if reads_none(user, reads)]
         if names and users:
             raise ValueError(
                 f"{line_of(users[0])} uses tf.Variable {names[0]!r} in a way that towers cannot "
-                f"follow ({users[0].type}). Read and assign only its whole value, outside of "
-                "loops and tf.functions. Or make it with add_weight or keras.Variable, and draw "
-                "noise from keras.random with a keras.random.SeedGenerator."
+                f"follow ({users[0].type}). Read and assign its whole value, outside of loops and "
+                "tf.functions. Or make it with add_weight; draw noise with keras.random."
             )
 
 
@@ -115,15 +109,16 @@ def _read(scope: keras.StatelessScope, variable: tf.Variable) -> tf.Tensor:
     return scope.get_current_value(_raw(variable))
 
 
-def _assigned(new_value: Callable[[Callable, tf.Tensor], tf.Tensor]) -> Callable:
-    """Returns a replacement; `new_value`: (function that reads the old, argument) -> new value."""
+def _assigned(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None) -> Callable:
+    """Returns a replacement that assigns its argument, or combine(old value, argument)."""
 
     def assign(
         scope: keras.StatelessScope, variable: tf.Variable, value: Any, *_args: Any, **_options: Any
     ) -> tf.Tensor:  # ignores use_locking, name and read_value
-        given = tf.convert_to_tensor(value, variable.dtype)
-        raw = _raw(variable)
-        scope.add_update((raw, new_value(lambda: scope.get_current_value(raw), given)))
+        raw, new = _raw(variable), tf.convert_to_tensor(value, variable.dtype)
+        if combine is not None:
+            new = combine(scope.get_current_value(raw), new)
+        scope.add_update((raw, new))
         return scope.get_current_value(raw)
 
     return assign
@@ -134,13 +129,13 @@ _REPLACEMENTS: dict[str, Callable] = {
     "read_value": _read,
     "sparse_read": lambda scope, v, indices, name=None: tf.gather(_read(scope, v), indices),
     "gather_nd": lambda scope, v, indices, name=None: tf.gather_nd(_read(scope, v), indices),
-    "assign": _assigned(lambda old, given: given),
-    "assign_add": _assigned(lambda old, given: old() + given),
-    "assign_sub": _assigned(lambda old, given: old() - given),
+    "assign": _assigned(),
+    "assign_add": _assigned(operator.add),
+    "assign_sub": _assigned(operator.sub),
 }
 
 
-def _in_a_scope(original: Callable, function: Callable) -> Callable:
+def _in_a_scope(function: Callable, original: Callable) -> Callable:
     """Returns a method that calls function(scope, variable, ...) if a scope is set."""
 
     def call(variable: tf.Variable, *args: Any, **options: Any) -> Any:

@@ -47,20 +47,16 @@ class Stages:
         self, model: keras.Model, devices: Sequence[str], num_stages: int,
         begun_at: Sequence[str] | None = None,
     ) -> None:
-        """
-        Args:
-            devices: the S devices of each group, group after group.
-            begun_at: the names of the layers that begin the stages 1 ... S - 1. None balances the
-                stages by the bytes of their parameters and outputs.
+        """Args: devices: the S devices of each group, group after group.
 
-        Raises ValueError if the model has a custom `call`, or too few layers, or other layers.
+        begun_at: the names of the layers that begin the stages 1 ... S - 1. None balances the
+            stages by the bytes of their parameters and outputs.
         """
         calls = calls_in_order(model)
         if calls is None:
             raise ValueError(
-                f"gpus_per_tower ({num_stages}): model {model.name!r} has a custom `call`, but "
-                "only a Sequential or functional model says which layer follows which. Use "
-                "gpus_per_tower=1."
+                f"gpus_per_tower ({num_stages}) needs a Sequential or functional model, but model "
+                f"{model.name!r} has a custom `call`. Use gpus_per_tower=1."
             )
         if len(calls) < num_stages:
             raise ValueError(
@@ -120,19 +116,15 @@ def check_groups(num_devices: int, gpus_per_tower: int) -> None:
 
 
 def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: Any) -> None:
-    """Raises ValueError for arguments of `TowerStep` that no model and no devices allow.
-
-    others: strategy, batch_norm and jit_compile.
-    """
+    """Raises ValueError for arguments of `TowerStep` that no model and no devices allow."""
     if (as_integer(gpus_per_tower) or 0) < 1:
         raise ValueError(f"gpus_per_tower ({gpus_per_tower!r}) must be an integer of at least 1.")
     if isinstance(stages, str) or not all(isinstance(name, str) for name in stages or ()):
         raise ValueError(f"stages ({stages!r}) must be a list of layers' names.")
     if stages is not None and len(stages) != gpus_per_tower - 1:
         raise ValueError(
-            f"stages ({', '.join(stages)}) names the layers that begin {len(stages)} further "
-            f"stages, and gpus_per_tower ({gpus_per_tower}) has {gpus_per_tower - 1} of these: "
-            f"give gpus_per_tower={len(stages) + 1}, or other names."
+            f"stages ({', '.join(stages)}) must name {gpus_per_tower - 1} layers, which begin the "
+            f"second and later stages. Give other names, or gpus_per_tower={len(stages) + 1}."
         )
     for name, value in others.items():
         if gpus_per_tower > 1 and (name, value) in _REFUSED:
@@ -142,24 +134,12 @@ def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: An
             )
 
 
-def check_unsynchronized(
-    stages: Stages | None, synchronized_layers: Sequence[keras.layers.Layer]
-) -> None:
-    """Raises ValueError if stages are combined with synchronized BatchNormalization."""
-    if stages is not None and synchronized_layers:
-        raise ValueError(
-            f"gpus_per_tower ({stages.num_stages}) does not go with layer "
-            f"{synchronized_layers[0].name!r}, a BatchNormalization with synchronized=True: towers "
-            "would wait for each other within a stage. Use synchronized=False, or gpus_per_tower=1."
-        )
-
-
 _COPIES = "a device of a stage needs that stage's parameters alone. Use strategy=parameter_server."
 _REFUSED: dict[tuple[str, Any], str] = {
     ("strategy", "mirrored"): _COPIES,
     ("strategy", "auto"): _COPIES,
     ("batch_norm", "synchronized"): "towers would wait for each other within a stage. Use "
-    "batch_norm=average, or fewer and larger towers.",
+    "batch_norm=average and no layer with synchronized=True, or fewer and larger towers.",
     ("jit_compile", True): "XLA would compile each stage by itself, with other bits. Use "
     "jit_compile=False.",
 }
@@ -177,8 +157,8 @@ def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:
         after = [i for i, other in enumerate(of_calls) if other == name and i > begins[-1]]
         if not after:
             raise ValueError(
-                f"stages ({name}): it does not come after {of_calls[begins[-1]]!r}, with which the "
-                "stage before it begins: name the layers in their order, and not the first one."
+                f"stages ({name}): it does not come after {of_calls[begins[-1]]!r}, which begins "
+                "the stage before. Name the layers in their order, and not the first one."
             )
         begins.append(after[0])
     return begins

@@ -34,7 +34,7 @@ from towers.step.gathering import synchronized_layers
 from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
 from towers.step.sharding import BatchValues, Placed, Shard
-from towers.step.stages import check_unsynchronized, make_stages
+from towers.step.stages import check_stages, make_stages
 from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.tower import Tower, TowerInput, TowerOutput
@@ -138,7 +138,7 @@ class Step:
             model, optimizer, loss, loss_weights, metrics, self.parameter_device
         )
         synchronized = synchronized_layers(model, batch_norm) if num_towers > 1 else []
-        check_unsynchronized(self.stages, synchronized)
+        check_stages(gpus_per_tower, stages, batch_norm="synchronized" if synchronized else None)
         self.uses_xla = not self.stages and uses_xla(
             model, self.devices, jit_compile, num_towers, loss, batch_norm
         )

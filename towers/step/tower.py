@@ -16,7 +16,7 @@ from towers.graph.rows import Rows
 from towers.machine.loss_internals import marks_of
 from towers.machine.tensorflow_internals import KEEP_WHOLE, replace_input
 from towers.step import state as state_lib
-from towers.step.assigned import Assigned, NOTHING, TowerScope, what_becomes_of, without_rows
+from towers.step.assigned import Assigned, TowerScope, what_becomes_of, without_rows
 from towers.step.averaging import Values
 from towers.step.calls import TracedTower, trace_tower
 from towers.step.checks import check_open_batch
@@ -243,7 +243,7 @@ class Tower:
         listed = set(map(id, self.state))
         self.state += [v for key, v in scope.unknown.items() if key not in listed]
         predictions = tf.nest.flatten(outputs)
-        assigned = whole = NOTHING
+        assigned = whole = Assigned({}, {})
         if self._is_alone:
             assigned = Assigned({i: after for i, _, _, after in changed}, {})
         elif facts:
@@ -269,7 +269,7 @@ class Tower:
             added = [tf.reduce_sum(value) for value in self._model.losses]
         else:
             with trackers_kept_out(self._model, scope):
-                added = [compute_loss.compute(x, y, outputs, sample_weight, training)]
+                added = [compute_loss(x, y, outputs, sample_weight, training)]
         parts = [facts.added_loss(value) for value in added]
         predictions = tf.nest.flatten(outputs)
         return self.losses.total(y, predictions, sample_weight, parts, shares, facts)
