@@ -24,12 +24,6 @@ def batch(*sizes):
     return tf.ones([4, 3]), *(tf.nest.map_structure(lambda n: tf.fill([4, n], 2.0), sizes),) * 2
 
 
-def built(model, x, y, y_pred, sample_weight=None):
-    metrics = BatchMetrics(model, "/cpu:0")
-    metrics.build(y, y_pred, x, sample_weight)
-    return metrics
-
-
 def test_another_optimizer_leaves_all_else_as_it_was():
     model = model_of(("a", 1), loss="mse", metrics=["mae"], weighted_metrics=["mse"])
     compiled.recompile(model, keras.optimizers.Adam(0.25))
@@ -51,8 +45,9 @@ def test_a_metric_of_several_numbers_is_refused_by_its_name(tmp_path):
 def test_directions_are_those_of_the_metrics():
     mean = keras.metrics.MeanMetricWrapper(lambda y, y_pred: y_pred, name="mean")
     model = model_of(("a", 2), ("b", 2), loss="mse", metrics=[["accuracy", mean], ["mae"]])
-    names = built(model, *batch(2, 2)).names
-    assert compiled.directions(model, names) == {
+    metrics, (x, y, y_pred) = BatchMetrics(model, "/cpu:0"), batch(2, 2)
+    metrics.build(y, y_pred, x, None)
+    assert compiled.directions(model, metrics.names) == {
         "loss": "down", "a_accuracy": "up", "a_mean": None, "b_mae": "down",
         "a_loss": "down", "b_loss": "down",
     }

@@ -1,14 +1,18 @@
-"""`towers.gather`: by whoever is tracing."""
+"""`towers.gather`, by whoever is tracing; BatchNormalization with the large batch's results."""
 
 import threading
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import towers
+from towers.machine import devices
 from towers.step import TowerStep
 from towers.step.gathering import gathered_by
+
+L = keras.layers
 
 
 def test_outside_of_towers_it_is_its_argument():
@@ -34,3 +38,59 @@ def test_a_tower_step_refuses_it_and_names_the_way_out():
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     with pytest.raises(ValueError, match="towers.make_parallel"):
         TowerStep(model, "sgd", loss, num_towers=2)(tf.ones([4, 3]), tf.ones([4, 2]))
+
+
+def small():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((4,)), L.Dense(5), L.BatchNormalization(), L.Dense(3)])
+
+
+def small_batch(size):
+    rng = np.random.default_rng(size)
+    return rng.normal(3.0, 2.0, (size, 4)), rng.normal(size=(size, 3))
+
+
+def masked():
+    keras.utils.set_random_seed(1)
+    x = keras.Input((7, 4))
+    return keras.Model(x, L.Dense(3)(L.BatchNormalization()(L.Masking()(x))))
+
+
+def masked_batch(size):
+    rng = np.random.default_rng(size)
+    x = rng.normal(size=(size, 7, 4))
+    x[np.arange(7)[None, :] >= rng.integers(1, 8, size)[:, None]] = 0
+    return x, rng.normal(size=(size, 7, 3))
+
+
+def make_step(model, num_towers, num_devices=None, **options):
+    names = devices.tower_devices(num_devices or num_towers, "cpu")
+    return TowerStep(model, keras.optimizers.SGD(0.1), "mse", devices=names,
+                     num_towers=num_towers, **options)
+
+
+def test_masked_steps_do_not_count(float64):
+    ours, keras_alone = masked(), masked()
+    keras_alone.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=False)
+    step = make_step(ours, 3, 2, batch_norm="synchronized")
+    for size in (9, 2):
+        x, y = masked_batch(size)
+        step(x, y)
+        keras_alone.train_on_batch(x, y)
+    for a, b in zip(ours.variables, keras_alone.variables, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=a.path)
+
+
+def test_compiled_towers_meet_too(float64):
+    plain, compiled = small(), small()
+    for model, jit_compile in ((plain, False), (compiled, True)):
+        step = make_step(model, 3, 2, batch_norm="synchronized", jit_compile=jit_compile)
+        step(*small_batch(7))
+    for a, b in zip(compiled.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=a.path)
+
+
+def test_the_model_is_left_as_keras_made_it():
+    model = small()
+    make_step(model, 2, batch_norm="synchronized")(*small_batch(4))
+    assert all("_moments" not in layer.__dict__ for layer in model.layers)

@@ -12,9 +12,7 @@ import tensorflow as tf
 
 from towers.machine.loss_internals import function_loss
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.loss_kinds import (
-    check_loss, loss_fault, loss_mask, loss_reduction, overrides_call,
-)
+from towers.step.loss_kinds import check_loss, loss_fault, loss_mask, loss_reduction, overrides_call
 from towers.step.losses import shard_weight
 
 losses = keras.losses

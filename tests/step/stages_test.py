@@ -1,5 +1,6 @@
 """Which stage each layer is in, and which stages are refused."""
 
+import collections
 import dataclasses
 import itertools
 
@@ -25,10 +26,6 @@ def devices(count):
     return [f"/cpu:{i}" for i in range(count)]
 
 
-def stages_of(model, count=2, begun_at=None):
-    return Stages(model, devices(2 * count), count, begun_at)
-
-
 def test_the_largest_part_is_as_small_as_can_be():
     """Beside all ways to cut."""
     rng = np.random.default_rng(0)
@@ -47,7 +44,7 @@ def test_the_largest_part_is_as_small_as_can_be():
 
 def test_stages_begin_at_the_layers_that_are_named():
     model = chain(4, 4, 4, 4)
-    stages = stages_of(model, 3, ["dense_1", "dense_3"])
+    stages = Stages(model, devices(6), 3, ["dense_1", "dense_3"])
     assert stages.names == [["dense_0"], ["dense_1", "dense_2"], ["dense_3"]]
     assert stages.of(model.trainable_variables) == [0, 0, 1, 1, 1, 1, 2, 2]
     assert stages.of([tf.Variable(0.0)]) == [2]
@@ -123,9 +120,6 @@ def test_each_device_receives_and_adds_its_own_stages_parameters_alone():
     step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
     graph = step.traces[-1].graph.as_graph_def()
     nodes = [n for n in graph.node if n.op == "AddV2" and n.name.startswith("sum")]
-    counts = {}
-    for node in nodes:
-        device = node.device.rpartition("/device:")[2]
-        counts[device] = counts.get(device, 0) + 1
+    counts = collections.Counter(node.device.rpartition("/device:")[2] for node in nodes)
     # ((0 1) (2 3)): of dense_0's two gradients three additions; of the loss and the other four
     assert counts == {"CPU:0": 2 * 2, "CPU:2": 2, "CPU:1": 5 * 2, "CPU:3": 5}

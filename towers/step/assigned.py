@@ -33,8 +33,6 @@ from towers.step.loss_kinds import ShardFacts
 from towers.step.raw_variables import read_as_they_are, variable_behind
 from towers.step.state import is_seed
 
-_PASSED_ON = ("Identity", "StopGradient", "IdentityN")
-
 
 class Assigned(NamedTuple):
     """Holds the values that one tower assigns; both dicts are keyed by variable index.
@@ -113,7 +111,7 @@ class TowerScope(keras.StatelessScope):
         ]
 
     def check_none_made(self, *, trainable: bool) -> None:
-        """Raises ValueError if the trace made variables, or parameters: they would be constants."""
+        """Raises ValueError if the trace made (trainable) variables: they would be constants."""
         for variable, line in self._made:
             if variable.trainable or not trainable:
                 raise ValueError(
@@ -138,8 +136,6 @@ def what_becomes_of(
     """Sorts the values of `scope.changed()` by how they are merged over the towers.
 
     statistics: the ids of BatchNormalization's statistics. They are averaged, unless `takes_first`.
-
-    Raises ValueError if a parameter's value depends on the shard, or a metric's is no sum.
     """
     assigned = Assigned({}, {})
     for i, variable, before, after in changed:
@@ -231,7 +227,7 @@ def terms_of_new(
 def terms_of(value: tf.Tensor, facts: ShardFacts) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Splits a sum, or a multiple of one, into (terms that depend on no shard, terms that do)."""
     operation, is_local = value.op, facts.dependence.local
-    if operation.type in _PASSED_ON:
+    if operation.type in ("Identity", "StopGradient", "IdentityN"):
         return terms_of(operation.inputs[value.value_index], facts)
     if not is_local(value):
         return [value], []

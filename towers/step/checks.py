@@ -125,10 +125,7 @@ GATHERED = (
     "needs one row for each example of a shard. Gather two views of a batch one by one, and "
     "concatenate them after that."
 )
-_SAID = re.compile(
-    r"the parts of a batch differ .*? in every part\.|towers\.gather, \S*: .*? after that\.",
-    re.DOTALL,
-)
+_SAID = re.compile(r"(?s)the parts of a batch .*?every part\.|towers\.gather, .*?after that\.")
 _SCALAR = "none (a scalar)"
 
 
@@ -157,8 +154,7 @@ def check_arrays(*batch: Any) -> None:
 def checked_rows(*batch: Any) -> Iterator[None]:
     """Makes operations of the with block wait until the graph has compared the numbers of rows.
 
-    Raises ValueError if they differ already in the trace, as in `check_rows`. Otherwise the graph
-    fails with an InvalidArgumentError, which `readable` converts.
+    If they differ, the graph fails with an InvalidArgumentError, which `readable` converts.
     """
     check_rows(*batch)
     named, assertions = _named_parts(batch), []

@@ -19,8 +19,7 @@ def recipe_of(
     """Returns the built optimizer, the loss, its weights and the metrics, given `TowerStep`'s.
 
     `COMPILED` stands for the optimizer or the loss that the model was compiled with. The compiled
-    loss brings its weights and the metrics, unless they are given. Raises ValueError if the model
-    is not compiled, or its class has a custom `train_step`.
+    loss brings its weights and the metrics, unless they are given.
     """
     given = {"optimizer": optimizer, "loss": loss}
     missing = [name for name, v in given.items() if isinstance(v, str) and v == COMPILED]

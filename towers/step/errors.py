@@ -127,10 +127,7 @@ def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
 def nonfinite_error(
     finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
 ) -> NonFiniteError:
-    """Returns an error such as "the loss of tower 3 on /gpu:3 is NaN or infinite."
-
-    finite: `are_finite` of each tower, [T, 1 + V], not all true. places: each tower's device.
-    """
+    """Returns an error that names the first False of `finite`, the towers' [T, 1 + V] bools."""
     tower, index = np.argwhere(~np.asarray(finite))[0]
     what = f"the gradient of {variables[index - 1].path} in" if index else "the loss of"
     return NonFiniteError(f"{what} tower {tower} on {places[tower]} is NaN or infinite.")

@@ -50,8 +50,8 @@ class ShardFacts(NamedTuple):
     def part(self, value: tf.Tensor, what: str) -> tf.Tensor:
         """Returns a shard's part of a value without a batch axis, for a sum over the towers.
 
-        A sum over the rows is its own part. Any other value is weighted by n_t / N; `rows.warn()`
-        warns if it is neither a sum nor a mean over the rows nor a constant. what: its name there.
+        A sum over the rows is its own part. Any other value is weighted by n_t / N, with a warning
+        that names `what` it is, unless it is a mean over the rows or a constant.
         """
         is_sum = self.rows.check(value, what).name == "sum"
         return self.masked(value) if is_sum else self.weighted(value)
@@ -62,10 +62,6 @@ class ShardFacts(NamedTuple):
         if kind == "sum":
             return self.masked(value)
         return self.weighted(value) if kind == "mean" and value.dtype.is_floating else None
-
-    def added_loss(self, value: tf.Tensor) -> tf.Tensor:
-        """Returns the shard's part of a loss that a layer, or a `compute_loss`, adds: scalar."""
-        return self.part(value, "a loss that a layer, compute_loss or an output adds")
 
     def has_rows(self, value: Any) -> bool:
         """Whether an output of the model has a row for each example of the shard."""
@@ -112,8 +108,7 @@ def loss_reduction(loss: keras.losses.Loss) -> str:
 def with_reduction(loss: keras.losses.Loss, reduction: str) -> keras.losses.Loss:
     """Returns a shallow copy of a loss with another reduction; `copy.copy` would serialize it."""
     copied = object.__new__(type(loss))
-    vars(copied).update(vars(loss))
-    copied.reduction = reduction
+    vars(copied).update(vars(loss), reduction=reduction)
     return copied
 
 
@@ -127,13 +122,10 @@ def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Te
 
 
 def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool:
-    """Whether a loss makes a mask for such labels and predictions, as `ignore_class` does.
-
-    The loss is traced in a scratch graph: its assertions would keep all that they read alive in the
-    caller's graph.
-    """
+    """Whether a loss makes a mask for such labels and predictions, as `ignore_class` does."""
     if overrides_call(loss):
         return False
+    # A scratch graph: in the caller's, the loss's assertions would keep all that they read alive.
     specs = map_tensors(
         lambda v: v if isinstance(v, tf.TypeSpec) else tf.type_spec_from_value(v), [y, y_pred]
     )
@@ -146,19 +138,12 @@ def _values(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tens
 
 
 class ModelLoss(functools.partial[tf.Tensor]):
-    """Wraps a custom `compute_loss`, which replaces the losses of the outputs.
-
-    It maps (x, y, y_pred, sample_weight, training) to a scalar, a mean over the batch.
-    """
+    """Is a custom `compute_loss`: (x, y, y_pred, sample_weight, training) -> a batch's mean."""
 
 
 @contextmanager
 def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterator[None]:
-    """Discards the metric updates of a `compute_loss` inside the with block.
-
-    Metrics start at zero there. They are updated later, on the predictions of all towers. Raises
-    NeedsOtherTowers if layers add losses, too, which that later update would not see.
-    """
+    """Discards the metric updates of a `compute_loss`; a later call has the rows of all towers."""
     trackers = [(v, tf.zeros(v.shape, v.dtype)) for v in model.metrics_variables]
     scope.state_mapping.update({id(v): zero for v, zero in trackers})
     yield
@@ -186,7 +171,7 @@ def check_loss(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any 
     if why:
         raise NeedsOtherTowers(
             f"{_name(loss)} is neither a mean nor a sum over the examples: {why}. Return a value "
-            "for each example, or use towers.make_parallel(model, gpus), whose fit gathers all rows."
+            "for each example, or use towers.make_parallel(model, gpus): its fit gathers all rows."
         )
 
 

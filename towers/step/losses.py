@@ -48,15 +48,12 @@ class Losses:
     def __init__(
         self, loss: Any, loss_weights: Any, names: Sequence[str] | None, *, is_alone: bool = False
     ) -> None:
-        """Args: loss, loss_weights: as for `compile`, or a ModelLoss. names: of the outputs.
-
-        is_alone: whether there is only one tower; then any loss is exact.
-        """
+        """Args: loss, loss_weights: as for `compile`, or a ModelLoss. names: of the outputs."""
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
         self.outputs: Structure = None
         has_terms = loss is not None and self.model_loss is None
         self._terms = LossTerms(loss, loss_weights, names) if has_terms else None
-        self._names, self._is_alone = names, is_alone
+        self._names, self._is_alone = names, is_alone  # for one tower, any loss is exact
 
     def bind(self, outputs: Structure) -> None:
         """Stores the outputs' structure and dtypes, known once a subclassed model is traced."""
@@ -93,10 +90,9 @@ class Losses:
 
         The loss of an output without a batch axis is treated like a loss that a layer adds.
 
-        predictions: the flattened outputs.
-        added: the shard's parts of losses that layers, or a `compute_loss`, have added.
+        added: the shard's losses that layers, or a `compute_loss`, have added.
         """
-        values = []
+        values, what = [], "a loss that a layer, compute_loss or an output adds"
         for i, term in enumerate(self.terms(y, sample_weight, predictions)):
             has_rows = all(map(facts.has_rows, tf.nest.flatten(term.y_pred)))
             if has_rows and not self._is_alone:
@@ -108,8 +104,8 @@ class Losses:
             if has_rows:
                 values.append(value * tf.cast(shares.terms[i] * term.factor, value.dtype))
             else:
-                values.append(facts.added_loss(value * tf.cast(term.factor, value.dtype)))
-        values += added
+                values.append(facts.part(value * tf.cast(term.factor, value.dtype), what))
+        values += [facts.part(value, what) for value in added]
         if not values:
             raise ValueError("there is no loss: give a loss, or a layer that adds one.")
         return tf.add_n([tf.cast(value, values[0].dtype) for value in values])
@@ -118,10 +114,7 @@ class Losses:
         self, y: Structure, sample_weight: Structure, size: tf.Tensor,
         predictions: Sequence[tf.Tensor] | None = None,
     ) -> tf.Tensor:
-        """Returns w_t of each term of the loss on a shard of `size` examples: [K] float64.
-
-        predictions: the flattened outputs, to apply masks; None ignores masks.
-        """
+        """Returns w_t of each term on a shard, [K]; `predictions` bring masks."""
         weights = []
         for term in self.terms(y, sample_weight, predictions):
             mask = None if predictions is None else loss_mask(term.loss, term.y, term.y_pred)

@@ -5,9 +5,10 @@
 """
 
 import functools
+from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -15,26 +16,14 @@ import tensorflow as tf
 from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.checks import check_rows
-from towers.step.sharding import BatchValues, Placed, shard_batch
-from towers.step.structures import Structure, any_rows, as_tensor, components, map_tensors, packed
+from towers.step.sharding import BatchValues, shard_batch
+from towers.step.structures import any_rows, as_tensor, components, map_tensors, packed
 from towers.step.tower_step import TowerStep
 
 
-class Batch(NamedTuple):
-    """Holds one global batch and its shards, as arguments of `TowerStep.train_batch`."""
-
-    x: Structure
-    y: Structure
-    placed: Placed = None
-
-
-class WeightedBatch(NamedTuple):
-    """Holds a Batch with sample weights."""
-
-    x: Structure
-    y: Structure
-    sample_weight: Structure
-    placed: Placed = None
+# A global batch, and its shards on their devices or None: arguments of `TowerStep.train_batch`.
+Batch = namedtuple("Batch", ["x", "y", "placed"])
+WeightedBatch = namedtuple("WeightedBatch", ["x", "y", "sample_weight", "placed"])
 
 
 def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
@@ -91,21 +80,14 @@ def prefetched(
     """
     if to_devices is None:
         to_devices = step.policy.prefetch_to_devices
+    iterator = map(lambda element: _batch(element, step if to_devices else None), batches)
     if not to_devices:
-        yield from _reading(map(_batch, batches))
+        yield from _reading(iterator)
         return
-    iterator = iter(batches)
-
-    def place_next() -> Batch | WeightedBatch | None:
-        for element in iterator:
-            values = keras.utils.unpack_x_y_sample_weight(element)
-            return _batch(element)._replace(placed=place(step, values))
-        return None
-
     with ThreadPoolExecutor(1) as thread:
-        ahead = thread.submit(place_next)
+        ahead = thread.submit(next, iterator, None)
         for batch in _reading(iter(lambda: ahead.result(), None)):
-            ahead = thread.submit(place_next)
+            ahead = thread.submit(next, iterator, None)
             yield batch
 
 
@@ -119,6 +101,9 @@ def _reading(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _batch(element: Any) -> Batch | WeightedBatch:
+def _batch(element: Any, step: TowerStep | None) -> Batch | WeightedBatch:
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
-    return Batch(x, y) if sample_weight is None else WeightedBatch(x, y, sample_weight)
+    placed = None if step is None else place(step, (x, y, sample_weight))
+    if sample_weight is None:
+        return Batch(x, y, placed)
+    return WeightedBatch(x, y, sample_weight, placed)

@@ -31,7 +31,7 @@ def called_in(scope: TowerScope, meeting: Callable[[], AbstractContextManager]) 
         before, around = scope.as_now(), surroundings()
         inputs = args, kwargs
         graph = tf.compat.v1.get_default_graph()
-        earlier = {operation.name for operation in graph.get_operations()}
+        earlier = {op.name for op in graph.get_operations()}
         outputs = f(*args, **kwargs)
         read = _read_since(graph, earlier)
         floats, results = _floats(read), _floats(outputs)

@@ -47,11 +47,7 @@ class Stages:
         self, model: keras.Model, devices: Sequence[str], num_stages: int,
         begun_at: Sequence[str] | None = None,
     ) -> None:
-        """Args: devices: the S devices of each group, group after group.
-
-        begun_at: the names of the layers that begin the stages 1 ... S - 1. None balances the
-            stages by the bytes of their parameters and outputs.
-        """
+        """Args: devices: S of each group, group after group. begun_at: `stages` of `TowerStep`."""
         calls = calls_in_order(model)
         if calls is None:
             raise ValueError(
@@ -202,8 +198,7 @@ def in_order(
 ) -> list[tuple[int, int, str]]:
     """Returns all (tower, level, device) calls; a call follows the calls that it waits for.
 
-    groups: as in `Stages`. devices: the first device of each tower's group.
-    levels: the levels that have operations, ascending.
+    groups: as in `Stages`. devices: the first of each tower's group. levels: the ascending levels.
     """
     queues: dict[str, list[tuple[int, int]]] = {}
     for leader, group in groups.items():

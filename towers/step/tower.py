@@ -270,9 +270,8 @@ class Tower:
         else:
             with trackers_kept_out(self._model, scope):
                 added = [compute_loss(x, y, outputs, sample_weight, training)]
-        parts = [facts.added_loss(value) for value in added]
         predictions = tf.nest.flatten(outputs)
-        return self.losses.total(y, predictions, sample_weight, parts, shares, facts)
+        return self.losses.total(y, predictions, sample_weight, added, shares, facts)
 
 
 def keep_biases_apart(graph: tf.Graph) -> None:

@@ -37,8 +37,8 @@ def uses_xla(
         also compile if `small_loops` is true. Both skip recurrent loops that synchronized
         BatchNormalization would cut.
 
-    Raises ValueError if `jit_compile` is True, and XLA lacks operations of a layer (such as cuDNN's
-    for recurrent layers on a GPU), or synchronized BatchNormalization cuts a recurrent loop.
+    Raises ValueError if it is True, and XLA lacks operations of a layer (such as cuDNN's for
+    recurrent layers on a GPU), or synchronized BatchNormalization cuts a recurrent loop.
     """
     # A cut would put a loop's forward and backward part, which share lists, into two programs.
     has_loop = any(isinstance(layer, L.RNN) for layer in all_layers(model))
