@@ -90,7 +90,7 @@ def check_reduction(loss: keras.losses.Loss) -> None:
     """Raises NeedsOtherTowers if a loss has no reduction, so it is not one number."""
     if loss_reduction(loss) not in _REDUCTIONS:
         raise NeedsOtherTowers(
-            f"loss {loss.name!r} has reduction={loss.reduction!r}, which gives no single number. "
+            f"loss {loss.name!r} has reduction={loss.reduction!r}, but a loss must be one number. "
             f"Use one of {', '.join(_REDUCTIONS)}; or fit with towers.make_parallel(model, gpus)."
         )
 
