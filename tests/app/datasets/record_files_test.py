@@ -35,12 +35,13 @@ def test_folders_or_names_say_what_a_file_is_for(tmp_path, names, train, test):
 
 
 def test_no_directory_or_no_files_are_refused_with_the_forms(tmp_path):
-    message = refusal(record_files.find, "tfrecord", None)
-    assert "dataset=tfrecord needs data_dir=DIR, with DIR/train/*" in message
-    assert "holds 0 *.tf" in refusal(record_files.find, "tfrecord", str(tmp_path / "no"))
     (tmp_path / "train.tfrecord").write_bytes(b"")
-    message = refusal(record_files.find, "tfrecord", str(tmp_path))
-    assert "holds 1 *.tfrecord* files, but none for val or validation or test" in message
+    for data_dir, message in (
+        (None, "dataset=tfrecord needs data_dir=DIR, with DIR/train/*"),
+        (str(tmp_path / "no"), "holds 0 *.tfrecord* files, but none for train"),
+        (str(tmp_path), "holds 1 *.tfrecord* files, but none for val or validation or test"),
+    ):
+        assert message in refusal(record_files.find, "tfrecord", data_dir)
 
 
 def test_array_records_are_parsed_by_a_process(tmp_path, monkeypatch):

@@ -11,7 +11,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -95,7 +94,7 @@ def _chunks(
 
 
 class _Reader:
-    """Reads chunks in a process, which ends with this one."""
+    """Reads chunks in a process, which ends with this one, or when its connection is closed."""
 
     def __init__(self, source: Source, num_processes: int, timeout: float) -> None:
         self._where, self._timeout = source.where, timeout
@@ -112,13 +111,15 @@ class _Reader:
                 f"{one_line(error)}. Open files when they are first read, or use data_workers=0."
             ) from None
         theirs.close()  # so that this end gets an EOFError when the process ends
-        self.close = weakref.finalize(self, _end, self._process, self._connection)
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.join()
+        self._connection.close()
 
     def ask(self, indices: np.ndarray) -> None:
-        try:
+        with suppress(OSError):  # `answer` then says that the process has ended
             self._connection.send(indices)
-        except OSError:
-            raise self._gone() from None
 
     def answer(self) -> Arrays | str:
         """Returns the arrays of the oldest chunk asked for, or the message of an error."""
@@ -153,12 +154,6 @@ class _Reader:
                 "if __name__ == '__main__', or use data_workers=0."
             )
         )
-
-
-def _end(process: Any, connection: Any) -> None:
-    process.kill()
-    process.join()
-    connection.close()
 
 
 def _serve(source: Source, connection: Any, current: Any) -> None:
