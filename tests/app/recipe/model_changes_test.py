@@ -1,0 +1,156 @@
+"""Changes of a built model: rates of Dropout layers, frozen layers, and the values of a file."""
+
+import keras
+import numpy as np
+import pytest
+
+from tests.app.run_test import normalized_model
+from towers.app import models
+from towers.app.config import TrainConfig
+from towers.app.recipe.model_changes import freeze, set_dropout, take_values
+from towers.machine import devices
+from towers.machine.keras_internals import all_layers
+from towers.step import TowerStep
+
+L = keras.layers
+
+
+def model_of(*layers, shape=(1000,)):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+def attention_model(dropout):
+    x = keras.Input((5, 4))
+    return keras.Model(x, L.MultiHeadAttention(2, 3, dropout=dropout)(x, x))
+
+
+@pytest.mark.parametrize("rate", [0, 0.25])
+@pytest.mark.parametrize("built_with", [0.0, 0.1])
+def test_the_rate_is_the_share_of_dropped_units_also_in_a_saved_model(built_with, rate, tmp_path):
+    model = model_of(L.Dropout(built_with, seed=1))
+    set_dropout(model, rate)
+    dropped = np.asarray(model(np.ones((4, 1000), np.float32), training=True)) == 0
+    assert dropped.mean() == pytest.approx(rate, abs=0.04)  # 5.8 standard deviations of 4,000 units
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").layers[0].rate == rate
+
+
+def test_every_layer_that_drops_is_set_and_no_other():
+    gru = L.GRU(3, dropout=0.1, return_sequences=True)
+    lstm = L.LSTM(3, recurrent_dropout=0.1, return_sequences=True)
+    inner = model_of(L.Dropout(0.1), L.SpatialDropout1D(0.1), shape=(5, 4))
+    model = model_of(
+        inner, L.TimeDistributed(L.Dropout(0.1)), L.AlphaDropout(0.1), L.GaussianDropout(0.1),
+        gru, lstm, L.Bidirectional(L.GRU(3)), shape=(5, 4),
+    )
+    set_dropout(model, 0.4)
+    assert [layer.rate for layer in all_layers(model) if hasattr(layer, "rate")] == [0.4] * 5
+    assert (gru.dropout, gru.recurrent_dropout) == (0.4, 0)
+    assert (lstm.dropout, lstm.recurrent_dropout) == (0, 0.4)
+    set_dropout(attention_model(0.1), 0.5)
+
+
+@pytest.mark.parametrize("build", [
+    lambda: models.load("mlp").build((12, 12, 1), 10), lambda: attention_model(0.0),
+])
+def test_a_model_that_drops_nothing_is_refused(build):
+    model = build()
+    with pytest.raises(ValueError) as caught:
+        set_dropout(model, 0.5)
+    assert f"dropout (0.5) has no effect: model {model.name!r} has no" in str(caught.value)
+
+
+def test_a_layer_built_with_rate_0_gets_a_seed_that_towers_advance_and_know_as_one():
+    def train(num_devices):
+        keras.utils.set_random_seed(0)
+        model = model_of(L.Dense(6), L.Dropout(0.0), L.Dense(1), shape=(4,))
+        assert not model.non_trainable_variables
+        set_dropout(model, 0.5)
+        (seed,) = model.non_trainable_variables
+        before = seed.numpy()
+        step = TowerStep(
+            model, "sgd", "mse", num_towers=3, devices=devices.tower_devices(num_devices, "cpu")
+        )
+        rng = np.random.default_rng(0)
+        for _ in range(2):
+            step(rng.normal(size=(6, 4)), rng.normal(size=(6, 1)))
+        assert not np.array_equal(seed.numpy(), before)
+        return [v.numpy().tobytes() for v in model.variables]
+
+    assert train(1) == train(3)
+
+
+# Frozen layers
+
+
+@pytest.fixture(name="model")
+def _model():
+    return normalized_model((3,), 3)
+
+
+def test_a_layer_normalizes_by_its_statistics_and_the_others_are_trained(model):
+    assert freeze(model, "(^|/)norm/") == "2 of 6 trainable variables frozen, 16 parameters"
+    assert [v.path.rpartition("/")[0].rpartition("/")[2] for v in model.trainable_variables] == [
+        "body", "body", "head", "head"
+    ]
+    norm = model.get_layer("norm")
+    assert not norm.trainable
+    x = np.full((2, 8), 3.0, "float32")
+    np.testing.assert_allclose(norm(x, training=True), x / np.sqrt(1.001), rtol=1e-5)
+
+
+def test_layers_of_inner_models_are_found_too():
+    inner = normalized_model((3,), 3)
+    outer = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2, name="top")])
+    assert freeze(outer, "body|norm|head").startswith("6 of 8 ")
+    assert [v.path.rpartition("top/")[2] for v in outer.trainable_variables] == ["kernel", "bias"]
+
+
+@pytest.mark.parametrize("pattern, message", [
+    ("bdy", r"^freeze \('bdy'\) is found in no .* 6, such as .*body/"),
+    (".", "leaves no variable to train"),
+    ("norm|body/bias", r"body/bias, and not in every variable .*Name whole layers, such as \^conv"),
+])
+def test_nothing_everything_and_parts_of_a_layer_are_refused(model, pattern, message):
+    with pytest.raises(ValueError, match=message):
+        freeze(model, pattern)
+
+
+# Values of a file
+
+
+@pytest.fixture(name="file", scope="module")
+def _file(tmp_path_factory):
+    """A model for 3 classes, its values all 7."""
+    path = tmp_path_factory.mktemp("saved") / "saved.keras"
+    model = normalized_model((3,), 3)
+    for variable in model.weights:
+        variable.assign(np.full(variable.shape, 7.0))
+    model.save(path)
+    return str(path)
+
+
+def test_variables_of_the_same_name_and_shape_are_found_and_the_others_listed(file):
+    """A head for 5 classes; the statistics of BatchNormalization are taken, too."""
+    for classes, left in ((3, ""), (5, "; not found in it: head/kernel [8, 5], head/bias [5]")):
+        model = normalized_model((3,), classes)
+        text = take_values(model, TrainConfig(init_from=file))
+        found = [bool((v.numpy() == 7).all()) for v in model.weights]
+        assert found == [True] * 6 + [not left] * 2
+        assert text == f"{sum(found)} of 8 variables begin with the values in {file}{left}"
+
+
+def test_names_inside_of_another_model_are_found(file):
+    inner = normalized_model((3,), 3)
+    model = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2, name="top")])
+    assert take_values(model, TrainConfig(init_from=file)).startswith("8 of 10 ")
+
+
+def test_a_file_without_anything_of_the_model_and_a_missing_one_are_refused(file):
+    """A run that goes on has its values in its checkpoint."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, name="other")])
+    with pytest.raises(ValueError, match=r"init_from \(.*holds body/kernel \[3, 8\].* other/kern"):
+        take_values(model, TrainConfig(init_from=file))
+    with pytest.raises(ValueError, match="none.keras.* does not exist; name a file of model.save"):
+        take_values(model, TrainConfig(init_from="none.keras"))
+    assert take_values(model, TrainConfig(init_from="none.keras", resume="run")) is None
