@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.workers.workers import join_workers
     from towers.parallel.hang_timeout import HangTimeout
+    from towers.parallel.noise_scale import NoiseScale
     from towers.parallel.parallel_model import make_parallel
     from towers.resume.resume import Resume
     from towers.step import TowerStep
@@ -26,6 +27,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "HangTimeout": "towers.parallel.hang_timeout",
+    "NoiseScale": "towers.parallel.noise_scale",
     "Resume": "towers.resume.resume",
     "TowerStep": "towers.step",
     "TrainConfig": "towers.app.config",
@@ -45,6 +47,7 @@ _WITHOUT_TENSORFLOW = ("TrainConfig",)
 
 __all__ = [
     "HangTimeout",
+    "NoiseScale",
     "Resume",
     "TowerStep",
     "TrainConfig",

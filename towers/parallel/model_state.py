@@ -27,6 +27,7 @@ class Towers:
 
     devices ... stages: the arguments of `TowerStep`.
     jit_compile: "auto", or COMPILED for the argument of the model's `compile`.
+    noise_scale: whether the logs of `fit` get the gradient noise scale.
     step: runs Keras' default steps; made on the first batch after each `compile`.
     custom_steps: the runner of each custom or gathering step, by "train", "test" or "predict".
     newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
@@ -43,6 +44,7 @@ class Towers:
     stages: Sequence[str] | None = None
     workers: Workers = field(default_factory=lambda: Workers(join_workers()))
     jit_compile: str = COMPILED
+    noise_scale: bool = False
     step: TowerStep | None = None
     custom_steps: dict[str, CustomStep] = field(default_factory=dict)
     newest: dict[str, NewestBatch] = field(
@@ -135,7 +137,7 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
                 loss, loss_weights=loss_weights, devices=towers.devices,
                 num_towers=towers.num_towers, batch_norm=towers.batch_norm,
                 strategy=towers.strategy, gpus_per_tower=towers.gpus_per_tower,
-                stages=towers.stages, jit_compile=jit_compile,
+                stages=towers.stages, jit_compile=jit_compile, noise_scale=towers.noise_scale,
             )
     return towers.step
 
@@ -149,6 +151,12 @@ def custom_step_of(model: keras.Model, name: str, gathers: bool = False) -> Cust
                 f"model {model.name!r} needs the rows of all towers: it has a custom {name}_step, "
                 "calls towers.gather, or has a loss that is neither a mean nor a sum over "
                 "examples. Use strategy='parameter_server' and gpus_per_tower=1."
+            )
+        if towers.noise_scale and name == "train":
+            raise ValueError(
+                f"model {model.name!r} has a custom train_step, calls towers.gather, or has a loss "
+                "that is neither a mean nor a sum over examples. Its towers have no gradients of "
+                "their own: leave towers.NoiseScale() out."
             )
         where = towers.devices, towers.num_towers, towers.batch_norm
         towers.custom_steps[name] = CustomStep(model, f"{name}_step", *where)

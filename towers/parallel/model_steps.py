@@ -162,7 +162,10 @@ def _update(
             track_losses(model, x, y, y_pred, sample_weight, training=True)
         loss = step.update(computed)
     with tf.device(parameter_device_of(model)), tf.control_dependencies([loss]):
-        return update_metrics(model, loss, x, y, y_pred, sample_weight)
+        logs = update_metrics(model, loss, x, y, y_pred, sample_weight)
+        if step.noise is not None:
+            logs["noise_scale"] = step.noise.result()
+        return logs
 
 
 def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
@@ -205,7 +208,8 @@ def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
         warnings.warn(UNSAVED_NOISE, stacklevel=2)
     if own is not None:
         return own.variables
-    return _track_outputs(model, specs).unlisted_variables
+    step = _track_outputs(model, specs)
+    return [*step.unlisted_variables, *(step.noise.variables if step.noise is not None else [])]
 
 
 def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:

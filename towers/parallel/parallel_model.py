@@ -29,6 +29,7 @@ from towers.parallel.model_state import (
     STATE, Towers, forget_functions, parameter_device_of, take_over, towers_of,
 )
 from towers.parallel.model_steps import PlacedBatches, make_function, prepare_training, run_step
+from towers.parallel.noise_scale import NoiseScale
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
@@ -194,6 +195,10 @@ class ParallelModel(keras.Model):
             fit = with_fresh_copies(fit, towers)
         callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # 6th argument
         resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
+        noise_scale = only_one(NoiseScale, callbacks) is not None
+        if noise_scale != towers.noise_scale:
+            towers.noise_scale = noise_scale
+            forget_functions(self)
         watch = timeout.watch(towers.devices, towers.num_towers) if timeout else nullcontext()
         try:
             with watch:
@@ -213,6 +218,13 @@ class ParallelModel(keras.Model):
                 self.train_function.close()
             if towers.step is not None:
                 towers.step.strategy.trust(False)
+
+    def reset_metrics(self) -> None:
+        """Resets the metrics, as Keras does before each epoch, and the noise scale."""
+        super().reset_metrics()
+        step = towers_of(self).step
+        if step is not None and step.noise is not None:
+            step.noise.reset_state()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates like `keras.Model.evaluate`."""

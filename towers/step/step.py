@@ -33,6 +33,7 @@ from towers.step.exchange import make_exchange
 from towers.step.gathering import synchronized_layers
 from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
+from towers.step.noise_scale import NoiseMetric
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_stages, make_stages
 from towers.step.strategies import make_strategy
@@ -51,6 +52,7 @@ class Computed(NamedTuple):
     added: the variable index of each part. same: tower 0's `Assigned.same`.
     predictions: the model's outputs for all rows, before the update; None if not requested.
     finite: [T, 1 + V] bool: whether each tower's loss and gradients are finite; None if unchecked.
+    norms, sizes: T squared norms of the towers' gradients and T numbers of examples, for `noise`.
     """
 
     tree: Tree
@@ -58,6 +60,8 @@ class Computed(NamedTuple):
     same: dict[int, tf.Tensor]
     predictions: Structure
     finite: tf.Tensor | None
+    norms: Sequence[tf.Tensor] = ()
+    sizes: Sequence[tf.Tensor] = ()
 
 
 class Step:
@@ -72,7 +76,7 @@ class Step:
         num_towers: int | None = None, batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
-        policy: Policy | None = None, cluster: Cluster | None = None,
+        policy: Policy | None = None, cluster: Cluster | None = None, noise_scale: bool = False,
     ) -> None:
         """
         Args:
@@ -105,6 +109,9 @@ class Step:
             policy: how devices are used. Default: the policy for their kind, CPU or GPU.
             cluster: the workers that share the towers. Each makes the same step and passes the same
                 global batches. Default: the workers that the environment names.
+            noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
+                which most examples are wasted, estimated over all batches since `reset_metrics`.
+                It needs two towers. The weights keep their bits.
 
         Raises:
             ValueError: an argument is wrong, a device does not exist, or the model is not built.
@@ -149,9 +156,12 @@ class Step:
         self.tower = Tower(
             model, loss, loss_weights, synchronized, batch_norm, is_alone=num_towers == 1,
             checked=checked(nonfinite, self.optimizer), jit_compile=self.uses_xla,
-            stages=self.stages,
+            stages=self.stages, with_norm=noise_scale,
         )
         self.trainable_variables = self.tower.trainable
+        self.strategy.with_norm = noise_scale
+        with tf.device(self.parameter_device):
+            self.noise = NoiseMetric() if noise_scale else None
 
     # The diagram.
 
@@ -164,7 +174,11 @@ class Step:
             with tf.device(self.parameter_device):  # 1 for all but a LossScaleOptimizer
                 loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
             outputs = self.run_towers("train", shards, loss_scale)              # 2 and 3
-            return self._add_up(outputs, shards if with_predictions else None)  # 4
+            computed = self._add_up(outputs, shards if with_predictions else None)  # 4
+            if self.noise is None:
+                return computed
+            norms = self.exchange.all_gather([output.norm for output in outputs])
+            return computed._replace(norms=norms, sizes=[shard.size for shard in shards])
 
     def update(self, computed: Computed) -> tf.Tensor:
         """Updates parameters, optimizer and state (arrow 5); returns the loss."""
@@ -175,6 +189,9 @@ class Step:
             if parameters:
                 self.strategy.refresh()
             loss, added = self.strategy.update(computed.tree)
+            if self.noise is not None:
+                *added, norm = added
+                self.noise.update_state(tf.stack(computed.norms), tf.stack(computed.sizes), norm)
             self._assign_state(computed, added)
         return loss
 

@@ -21,6 +21,7 @@ from towers.step.averaging import Values
 from towers.step.calls import TracedTower, trace_tower
 from towers.step.checks import check_open_batch
 from towers.step.errors import are_finite
+from towers.step.noise_scale import squared_norm
 from towers.step.gathering import Sum, gathered_by, refuse, synchronized, warn_of_averages
 from towers.step.lookups import separate_lookups
 from towers.step.loss_kinds import ShardFacts, trackers_kept_out
@@ -55,6 +56,7 @@ class TowerOutput(NamedTuple):
     without_rows: the outputs without a batch axis, keyed by their index in `predictions`.
     gradients: V tensors, slices (see `lookups`) or None.
     finite: [1 + V] bool: whether the loss and each gradient are finite; None if unchecked.
+    norm: the squared norm of the gradients, scalar float32; None if not requested.
     """
 
     loss: tf.Tensor
@@ -64,6 +66,7 @@ class TowerOutput(NamedTuple):
     without_rows: Assigned
     gradients: Values
     finite: tf.Tensor | None
+    norm: tf.Tensor | None = None
 
 
 # The specs of a method's arguments after the TowerInput.
@@ -88,11 +91,13 @@ class Tower:
         self, model: keras.Model, loss: Any, loss_weights: Any,
         synchronized_layers: Sequence[keras.layers.Layer], batch_norm: str | None, *,
         is_alone: bool, checked: Sequence[str], jit_compile: bool, stages: Stages | None,
+        with_norm: bool,
     ) -> None:
         """
         synchronized_layers: BatchNormalization layers with one mean over all towers.
         is_alone: whether there is only one tower, whose values need no merging.
         checked: the results to check for NaN and infinity: "loss", "gradients".
+        with_norm: whether `train` returns the squared norm of the gradients.
         """
         self._model, self._stages = model, stages
         self.trainable = list(model.trainable_variables)
@@ -101,6 +106,7 @@ class Tower:
         self._statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
         self._batch_norm, self._is_alone = batch_norm, is_alone
         self._synchronized_layers, self._checked = synchronized_layers, checked
+        self._with_norm = with_norm
         self._options = {"jit_compile": jit_compile or None, "experimental_attributes": KEEP_WHOLE}
         self.traced: dict[str, TracedTower] = {}
         self.faults: list[str] = []
@@ -130,9 +136,12 @@ class Tower:
         finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
+        norm = None
+        if self._with_norm:
+            norm = squared_norm(gradients, for_xla=bool(self._options["jit_compile"]))
         if not self._is_alone:
             gradients = [separate_lookups(each, facts) for each in gradients]
-        return output._replace(gradients=list(gradients), finite=finite)
+        return output._replace(gradients=list(gradients), finite=finite, norm=norm)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Runs the forward pass and computes the loss on one shard, in inference mode."""

@@ -97,11 +97,14 @@ class TowerStep(Step):
     def reset_metrics(self) -> None:
         """Restarts the running means of the loss and the metrics."""
         self.metrics.reset()
+        if self.noise is not None:
+            self.noise.reset_state()
 
     @property
     def metrics_variables(self) -> list[keras.Variable]:
         """The running sums of the loss and the metrics, and the `unlisted_variables`."""
-        found = [*self.metrics.variables, *self.unlisted_variables]
+        noise = self.noise.variables if self.noise is not None else []
+        found = [*self.metrics.variables, *self.unlisted_variables, *noise]
         return list({id(v): v for v in found}.values())
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
@@ -160,9 +163,13 @@ class TowerStep(Step):
 
         with tf.device(self.parameter_device):
             if computed.finite is None:
-                return updated(), None
-            is_finite = tf.reduce_all(computed.finite)
-            return tf.cond(is_finite, updated, self.metrics.result), computed.finite
+                logs = updated()
+            else:
+                is_finite = tf.reduce_all(computed.finite)
+                logs = tf.cond(is_finite, updated, self.metrics.result)
+            if self.noise is not None:
+                logs["noise_scale"] = self.noise.result()
+            return logs, computed.finite
 
     def _test(self, batch: BatchValues, placed: Placed) -> dict[str, tf.Tensor]:
         x, y, sample_weight = batch

@@ -1,0 +1,81 @@
+"""Estimates the gradient noise scale: the batch size beyond which most examples are wasted.
+
+McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv 1812.06162 (2018), A.1:
+
+    B_simple = tr(S) / |G|^2      G: the gradient over all data; S: the covariance of one example's
+
+The gradient g_t of a shard of n_t examples has E|g_t|^2 = |G|^2 + tr(S) / n_t; so has the batch's
+gradient g, with N examples. Towers weigh g_t by n_t / N, and add. With T shards that have examples,
+
+    a = sum(|n_t / N * g_t|^2 / (n_t / N))      E[a] = |G|^2 + tr(S) * T / N
+    b = |g|^2                                   E[b] = |G|^2 + tr(S) / N
+
+which gives unbiased estimates of both. Each is averaged over the steps before they are divided.
+"""
+
+import keras
+import tensorflow as tf
+
+from towers.step.averaging import Values
+
+
+class NoiseMetric(keras.metrics.Metric):
+    """Averages tr(S) and |G|^2 over steps; `result` is B_simple, in examples.
+
+    It is NaN if no step had two shards with examples, and infinite if the average of |G|^2 is not
+    positive: there were too few steps to tell the gradient from its noise.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(name="noise_scale", dtype="float64")
+        self.trace = self.add_variable((), "zeros", name="trace")
+        self.square = self.add_variable((), "zeros", name="square")
+        self.count = self.add_variable((), "zeros", name="count")
+
+    def update_state(self, shards: tf.Tensor, sizes: tf.Tensor, batch: tf.Tensor) -> None:
+        """Adds the estimates of one step, unless a gradient is not finite.
+
+        Args:
+            shards: float [T], squared norms of the gradients that towers add, n_t / N * g_t.
+            sizes: [T], the numbers of examples n_t; shards without examples do not count.
+            batch: scalar float, the squared norm of the sum of these gradients.
+        """
+        n = tf.cast(sizes, tf.float64)
+        total, count = tf.reduce_sum(n), tf.math.count_nonzero(n, dtype=tf.float64)
+        a = tf.reduce_sum(tf.math.divide_no_nan(tf.cast(shards, tf.float64) * total, n))
+        b = tf.cast(batch, tf.float64)
+        is_known = tf.math.is_finite(a + b) & (count > 1)
+        for variable, value in (
+            (self.trace, (a - b) * total / (count - 1)),
+            (self.square, (count * b - a) / (count - 1)),
+            (self.count, tf.ones([], tf.float64)),
+        ):
+            variable.assign_add(tf.where(is_known, value, 0))
+
+    def result(self) -> tf.Tensor:
+        scale = tf.where(self.square > 0, self.trace / self.square, float("inf"))
+        return tf.where(self.count > 0, scale, float("nan"))
+
+
+def squared_norm(gradients: Values, for_xla: bool = False) -> tf.Tensor:
+    """Returns the squared norm of gradients as one vector, scalar float32.
+
+    Slices of one row are added first. None counts as 0. `for_xla`: XLA cannot find equal rows, so
+    slices become a dense gradient.
+    """
+    squares = [tf.zeros([])]
+    for gradient in gradients:
+        if isinstance(gradient, tf.IndexedSlices):
+            rows, size = gradient.indices, gradient.dense_shape[0]
+            if not for_xla:
+                found, rows = tf.unique(rows)
+                size = tf.size(found)
+            gradient = tf.math.unsorted_segment_sum(gradient.values, rows, size)
+        if gradient is not None:
+            squares.append(tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))))
+    return tf.add_n(squares)
+
+
+def useful_share(batch_size: float, noise_scale: float) -> float:
+    """Returns the share of a batch's examples that help, 1 / (1 + B / B_simple) (equation 2.11)."""
+    return 1 / (1 + batch_size / noise_scale) if noise_scale > 0 else 0.0
