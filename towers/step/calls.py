@@ -171,12 +171,9 @@ def run_levels(
 ) -> None:
     """Runs a function that is cut into levels; all towers finish a level before the next begins.
 
-    Args:
-        segments: the segment of each level, by level; a level may have none.
-        num_levels: L, levels without a segment included.
-        devices: the device of each tower; a device's towers are contiguous.
-        between: called with 0 ... L - 1 at the end of each level, to run its collectives.
-        towers, turns: the arguments of `call_in_order`.
+    segments: by level; a level may have none. devices: the device of each tower; a device's towers
+    are contiguous. between: called with 0 ... num_levels - 1 at the end of each level, to run its
+    collectives. turns: `take_turns` and `first` of `call_in_order`.
     """
     for level in range(num_levels):
         if level in segments:
@@ -191,12 +188,10 @@ def call_in_order(
 ) -> None:
     """Calls segments for towers; adds the results to the towers' values.
 
-    Args:
-        calls: (tower, level, device) tuples; a call follows the calls whose results it needs.
-        towers: the values of this worker's towers so far.
-        take_turns: let a call wait for the previous call on the same device. Waiting for other
-            devices, too, would run all towers one after another.
-        first: the global index of this worker's first tower.
+    calls: (tower, level, device) tuples; a call follows the calls whose results it needs.
+    take_turns: let a call wait for the previous call on the same device. Waiting for other devices,
+        too, would run all towers one after another.
+    first: the global index of this worker's first tower.
     """
     ends: dict[str, tf.Operation] = {}  # by device: the end of its latest call
     for t, level, device in calls:

@@ -53,7 +53,6 @@ class Exchange:
     """Exchanges values where there is one worker: returns the values of its T towers.
 
     local_towers: the indices of this worker's towers.
-    is_alone: whether there is no other worker.
     """
 
     is_alone = True
@@ -66,17 +65,11 @@ class Exchange:
         return list(devices)
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
-        """Returns the tree of the remaining additions over T towers.
-
-        values, devices, options: the arguments of `partial_sums`, for this worker's towers.
-        """
+        """Returns `partial_sums` over T towers, given this worker's values and devices."""
         return partial_sums(values, devices, **options)
 
     def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-        """Joins the rows of all towers' shards, in order; empty shards give no rows.
-
-        values: a tensor [max(n, 1), ...] for each tower of this worker. shards: T shards.
-        """
+        """Joins the rows of T shards, in order, given this worker's tensors [max(n, 1), ...]."""
         return concat_shards(values, shards)
 
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -86,11 +86,7 @@ class BatchMetrics:
 
 
 def make_metrics(metrics: Any, output_names: Sequence[str] | None, device: str) -> BatchMetrics:
-    """Returns the BatchMetrics of metrics that no model was compiled with.
-
-    metrics: Keras metrics in any form that `keras.Model.compile` takes, or None. output_names: the
-    names of the model's outputs, if it has any.
-    """
+    """Returns the BatchMetrics of metrics, as `compile` takes them, that no model has."""
     holder = keras.Model(name="metrics")  # without layers
     if output_names:
         holder.output_names = list(output_names)

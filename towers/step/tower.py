@@ -119,8 +119,7 @@ class Tower:
     ) -> TowerOutput:
         """Runs the forward and the backward pass on one shard.
 
-        loss_scale: scalar float32, the factor of `LossScaleOptimizer`, or 1. sum_towers: sums
-        tensors over all towers, if layers are synchronized.
+        loss_scale: scalar float32. sum_towers: sums over all towers, if layers are synchronized.
         """
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
