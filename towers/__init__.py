@@ -46,22 +46,9 @@ _MODULES = {
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
 
 __all__ = [
-    "HangTimeout",
-    "NoiseScale",
-    "Resume",
-    "TowerStep",
-    "TrainConfig",
-    "datasets",
-    "digest",
-    "gather",
-    "join_workers",
-    "logical_cpus",
-    "logical_gpus",
-    "make_parallel",
-    "models",
-    "prefetched",
-    "tower_devices",
-    "train",
+    "HangTimeout", "NoiseScale", "Resume", "TowerStep", "TrainConfig", "datasets", "digest",
+    "gather", "join_workers", "logical_cpus", "logical_gpus", "make_parallel", "models",
+    "prefetched", "tower_devices", "train",
 ]
 
 

@@ -28,15 +28,14 @@ def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
     If a callback can, warns of the cost: the copies on all devices are refreshed before each step.
     """
     found = [
-        type(callback).__name__ for callback in callbacks
-        if not all(
-            (getattr(getattr(callback, hook), "__module__", None) or "").startswith(_OURS)
+        type(callback).__name__ for callback in callbacks if not all(
+            str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
             for hook in _BATCH_HOOKS
         )
     ]
     if found and strategy.num_copies:
         warnings.warn(
-            f"strategy=mirrored: {', '.join(dict.fromkeys(found))} may assign to parameters in "
+            f"strategy=mirrored: {', '.join(dict.fromkeys(found))} may assign to parameters "
             f"between steps, so that {strategy.num_bytes / 1e6:.1f} MB are copied to each of "
             f"{strategy.num_copies} devices before every step. Use a callback without hooks of "
             "batches, or strategy=parameter_server.", stacklevel=2,

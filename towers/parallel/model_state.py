@@ -69,8 +69,7 @@ def forget_functions(model: keras.Model) -> None:
     if model.run_eagerly:
         warnings.warn(
             f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "
-            "graphs. Debug the model itself, on one device.",
-            stacklevel=3,
+            "graphs. Debug the model itself, on one device.", stacklevel=3,
         )
     model.run_eagerly = False
     model.train_function = model.test_function = model.predict_function = None
