@@ -89,11 +89,8 @@ def select(op: Op) -> Fact:
     if condition.has_rows:
         degree = next((b.degree for b in branches if not b.zero), 0)
         return align(op, op.add([*branches, replace(condition, degree=degree)]))
-    if condition.degree != 0 and not condition.local and result.local:
-        return op.faulty(result, *UNEVEN)
-    if condition.is_value:
-        return op.faulty(result, "chooses by a value that is made of all rows of the batch")
-    return result
+    is_uneven = condition.is_value or condition.degree != 0 and result.local
+    return op.faulty(result, *UNEVEN) if is_uneven else result
 
 
 def constant(op: Op) -> Fact:

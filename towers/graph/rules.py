@@ -56,20 +56,17 @@ def reduce(op: Op) -> Fact:
         what = f"takes {op.type} over the rows of the batch"
         return op.faulty(whole, what) if fact.local else Fact(degree=None)
     result = fact if is_linear or op.type in ("Max", "Min") else op.nonlinear(fact)
-    if result.axis is None or result.axis == UNKNOWN or open_axis(output) == result.axis:
-        return result
     kept = "keep_dims" in op.operation.node_def.attr and op.operation.get_attr("keep_dims")
-    removed = 0 if kept else sum(axis < result.axis for axis in axes)
-    return replace(result, axis=result.axis - removed)
+    if fact.axis is None or fact.axis == UNKNOWN or kept:
+        return result
+    return replace(result, axis=fact.axis - sum(axis < fact.axis for axis in axes))
 
 
 def along_axes(op: Op) -> Fact:
     """Returns the fact of Softmax, TopKV2 (last axis), Cumsum, ReverseV2 or Roll (listed axes)."""
     fact, rank = op.facts[0], op.inputs[0].shape.rank
     is_linear = op.type in ("Cumsum", "ReverseV2", "Roll")
-    if fact.has_rows and rank is None:
-        return fact
-    if fact.has_rows:
+    if fact.has_rows and rank is not None:
         names = is_linear or op.type in ("Cumprod", "CumulativeLogsumexp")
         axes = _named_axes(op, 2 if op.type == "Roll" else 1) if names else [rank - 1]
         are_splits = (  # row_splits from lengths
@@ -98,42 +95,29 @@ def multiply_matrices(op: Op) -> Fact:
     product = op.multiply(left, right)
     if product.fault or not product.has_rows:
         return product
-    over_rows, axis = _contract(op)
-    if over_rows:
-        return sum_over_rows(product)
-    return op.faulty(product, COMPARES) if axis is None else replace(product, axis=axis)
-
-
-def _contract(op: Op) -> tuple[bool, int | None]:
-    """Returns whether a MatMul, BatchMatMul or Einsum sums over rows, and its result's batch axis.
-
-    The axis is None if rows are summed, or if the result has two, which pair rows with each other.
-    """
     axes = [fact.axis for fact in op.facts]
     if UNKNOWN in axes or any(v.shape.rank is None for v in op.inputs):
-        return False, open_axis(op.output)
+        axis = open_axis(op.output)
+        return op.faulty(product, COMPARES) if axis is None else replace(product, axis=axis)
     if op.type == "Einsum":
         equation = op.operation.get_attr("equation").decode().replace(" ", "")
     else:
-        flips = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
-        left, right = (
-            matrix[::-1] if op.operation.get_attr(flip) else matrix
-            for matrix, flip in zip(("ik", "kj"), flips)
-        )
-        equation = f"...{left},...{right}->...ij"
-    terms, result = equation.split("->")
+        names = ("transpose_a", "transpose_b") if op.type == "MatMul" else ("adj_x", "adj_y")
+        flips = [-1 if op.operation.get_attr(name) else 1 for name in names]
+        equation = f"...{'ik'[::flips[0]]},...{'kj'[::flips[1]]}->...ij"
 
     def spell_out(term: str, tensor: tf.Tensor) -> str:
         """Replaces an ellipsis by labels, which align at the last axis."""
         count = tensor.shape.rank - len(term.replace("...", ""))
         return term.replace("...", "".join(chr(0x100 + i) for i in range(count, 0, -1)))
 
+    terms, result = equation.split("->")
     spelled = map(spell_out, terms.split(","), op.inputs)
     labels = {term[axis] for term, axis in zip(spelled, axes) if axis is not None}
     if len(labels) > 1:
-        return False, None
+        return op.faulty(product, COMPARES)
     label, result = labels.pop(), spell_out(result, op.output)
-    return label not in result, result.index(label) if label in result else None
+    return replace(product, axis=result.index(label)) if label in result else sum_over_rows(product)
 
 
 def add_segments(op: Op) -> Fact:
