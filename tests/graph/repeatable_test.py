@@ -68,7 +68,7 @@ def in_branch_of_loop(*values):
 @pytest.mark.parametrize("add", [in_graph, accumulated, in_function, in_branch_of_loop])
 def test_a_definitions_sums_are_made_from_left_to_right(add):
     traced = trace(add, *[tf.TensorSpec([])] * 3)
-    definition = lib.repeatable(traced.graph.as_graph_def())
+    definition = lib.repeatable(traced.graph.as_graph_def(), tower=0)
     sums = [n for n in nodes_of(definition) if n.op in ("AddN", "AccumulateNV2")]
     assert {node.attr["N"].i for node in sums} == {2}
     assert float(copied(traced, definition)(*TERMS)[0]) == 1.0
@@ -93,10 +93,10 @@ def mapped(value):
 @pytest.mark.parametrize("draw", [drawn, drawn_in_loop, drawn_in_branch, mapped])
 def test_each_towers_copy_draws_its_own_noise_and_the_same_each_time(draw):
     traced = trace(draw, tf.TensorSpec([4]))
-    definition = lib.repeatable(traced.graph.as_graph_def())
 
     def draws_of(tower):
-        return copied(traced, lib.with_noise_of(definition, tower))(tf.zeros([4]))[0].numpy()
+        definition = lib.repeatable(traced.graph.as_graph_def(), tower)
+        return copied(traced, definition)(tf.zeros([4]))[0].numpy()
 
     rows = [draws_of(tower) for tower in (0, 1, 2)]
     assert len(np.unique(rows)) == 12
@@ -105,7 +105,8 @@ def test_each_towers_copy_draws_its_own_noise_and_the_same_each_time(draw):
 
 def test_a_loop_that_draws_makes_one_iteration_after_the_other():
     def loops_of(function):
-        definition = lib.repeatable(trace(function, tf.TensorSpec([4])).graph.as_graph_def())
+        traced = trace(function, tf.TensorSpec([4]))
+        definition = lib.repeatable(traced.graph.as_graph_def(), tower=0)
         loops = [node for node in nodes_of(definition) if "While" in node.op]
         return [node.attr["parallel_iterations"].i for node in loops]
 

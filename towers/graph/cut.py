@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from towers.graph.levels import Dependence
-from towers.graph.repeatable import draws_noise, repeatable, with_noise_of
+from towers.graph.repeatable import draws_noise, repeatable
 from towers.graph.walk import before
 from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE, define_functions
 from towers.machine.user_lines import current_line
@@ -146,7 +146,7 @@ def cut(
                     i for i in node.input if not i.startswith("^") or i[1:] in operations
                 ]
                 node.attr.pop(COLOCATION, None)  # it names operations that may be left out
-            segments[index] = _segment(repeatable(part), waiting, results, options)
+            segments[index] = _segment(part, waiting, results, options)
     return segments
 
 
@@ -179,18 +179,18 @@ def _segment(
 
     @functools.cache
     def make(tower: int) -> Callable:
-        noisy = with_noise_of(graph, tower)
+        definition = repeatable(graph, tower)
 
         def level(*values: tf.Tensor) -> list[tf.Tensor]:
             copies = tf.graph_util.import_graph_def(
-                noisy, input_map=dict(zip(input_names, values, strict=True)),
+                definition, input_map=dict(zip(input_names, values, strict=True)),
                 return_elements=output_names, name="",
             ) or []
             for copy, tensor in zip(copies, outputs, strict=True):
                 copy.set_shape(tensor.shape)  # the import loses it
             return copies
 
-        define_functions(noisy)
+        define_functions(definition)
         with tf.device(None):
             return tf.function(level, autograph=False, **options).get_concrete_function(
                 *(tf.TensorSpec(v.shape, v.dtype) for v in inputs)

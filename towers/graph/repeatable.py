@@ -9,7 +9,7 @@ names, because a function's name stands for one definition in the whole process.
 """
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -76,12 +76,11 @@ UNSAVED_NOISE = (
 )
 
 
-def repeatable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
-    """Returns the graph with sums from left to right, and with loops in order if functions draw.
+def repeatable(definition: tf.compat.v1.GraphDef, tower: int) -> tf.compat.v1.GraphDef:
+    """Returns the graph with sums from left to right, and with the noise of one tower, in order.
 
     Functions that the graph does not call are left out.
     """
-    draws = any(map(_draws, _nodes_of_functions(definition)))  # by functions, as any loop does
     functions = {function.signature.name: function for function in definition.library.function}
     copy = tf.compat.v1.GraphDef(node=definition.node, versions=definition.versions)
     called: set[str] = set()
@@ -91,29 +90,22 @@ def repeatable(definition: tf.compat.v1.GraphDef) -> tf.compat.v1.GraphDef:
             called.add(name)
             waiting.extend(functions[name].node_def if name in functions else [])
     copy.library.function.extend(f for name, f in functions.items() if name in called)
-
-    def change(nodes: Any, output: str) -> None:
+    draws = any(map(_draws, _nodes_of_functions(definition)))  # by functions, as any loop does
+    suffix = f"_tower_{tower}"
+    # A first output has the name of its operation, and in a function also this ending.
+    graphs = [(copy.node, ""), *((f.node_def, ":sum:0") for f in copy.library.function)]
+    for nodes, ending in graphs:
         for node in nodes:
             if draws and node.op in _LOOPS:
                 node.attr["parallel_iterations"].i = 1
-        _order_sums(nodes, output)
-
-    return _changed(copy, change, "_repeatable")
-
-
-def with_noise_of(definition: tf.compat.v1.GraphDef, tower: int) -> tf.compat.v1.GraphDef:
-    """Returns the graph with the noise of one tower; tower 0 keeps the original seeds."""
-    if tower == 0:
-        return definition
-
-    def change(nodes: Any, output: str) -> None:
-        del output
-        for node in filter(_draws, nodes):
-            node.attr["seed2"].i += tower * _SEED_STEP
-
-    copy = tf.compat.v1.GraphDef()
-    copy.CopyFrom(definition)
-    return _changed(copy, change, f"_tower_{tower}")
+            if _draws(node):  # tower 0 keeps the original seeds
+                node.attr["seed2"].i += tower * _SEED_STEP
+            for reference in _references(node):
+                reference.name += suffix if reference.name in functions else ""
+        _order_sums(nodes, ending)
+    for function in copy.library.function:
+        function.signature.name += suffix
+    return copy
 
 
 def _draws(node: Any) -> bool:
@@ -125,8 +117,8 @@ def _is_sum(node: Any) -> bool:
     return node.op in _SUMS and node.attr["N"].i > 2
 
 
-def _order_sums(nodes: Any, output: str) -> None:
-    """Splits sums into sums of two. An operation's first output is named NAME + `output`."""
+def _order_sums(nodes: Any, ending: str) -> None:
+    """Splits sums into sums of two, whose results end with `ending`."""
     ordered: list[Any] = []
     for node in nodes:
         if not _is_sum(node):
@@ -143,29 +135,11 @@ def _order_sums(nodes: Any, output: str) -> None:
             partial.attr["N"].i = 2
             partial.attr.pop("shape", None)  # an attribute of AccumulateNV2
             ordered.append(partial)
-            left = partial.name + output
+            left = partial.name + ending
     if len(ordered) > len(nodes):
         copies = [tf.compat.v1.NodeDef.FromString(n.SerializeToString()) for n in ordered]
         del nodes[:]
         nodes.extend(copies)
-
-
-def _changed(
-    definition: tf.compat.v1.GraphDef, change: Callable[[Any, str], None], suffix: str
-) -> tf.compat.v1.GraphDef:
-    """Calls `change` for the nodes of the graph and of each function, and renames the functions.
-
-    Its second argument is what a first output's name adds to its operation's name.
-    """
-    change(definition.node, "")
-    names = {function.signature.name for function in definition.library.function}
-    for function in definition.library.function:
-        change(function.node_def, ":sum:0")
-        function.signature.name += suffix
-    for node in [*definition.node, *_nodes_of_functions(definition)]:
-        for reference in _references(node):
-            reference.name += suffix if reference.name in names else ""
-    return definition
 
 
 def _nodes_of_functions(definition: tf.compat.v1.GraphDef) -> Iterator[Any]:
