@@ -279,20 +279,19 @@ def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
 
 
 def of_examples(
-    examples: tf.data.Dataset, epoch: Epoch, num_threads: int | None = None, is_ragged: bool = False
+    examples: tf.data.Dataset, epoch: Epoch, is_ragged: bool = False
 ) -> tf.data.Dataset:
     """Makes the batches of an epoch from pairs (index, example), and changes x on all cores.
 
-    num_threads: the number of threads if no x is changed; None uses all cores.
     is_ragged: whether examples are tensors of different lengths, for ragged batches.
     """
     if (change := epoch.change) is None:
         plain = examples.map(as_written(lambda index, example: example))
     else:
         changed = as_written(lambda index, example: with_x(example, partial(change, index)))
-        plain, num_threads = examples.map(changed, count_cores(), deterministic=True), None
+        plain = examples.map(changed, count_cores(), deterministic=True)
     batch = plain.ragged_batch if is_ragged else plain.batch
-    return prepare_ahead(batch(epoch.batch_size), num_threads or count_cores())
+    return prepare_ahead(batch(epoch.batch_size), count_cores())
 
 
 def with_x(example: Any, change: Callable[[Any], Any]) -> Any:

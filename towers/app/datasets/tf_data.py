@@ -82,9 +82,7 @@ class Streamed(DataSource):
         left = self._examples(records.skip(epoch.start_step * size))
         specs = tf.nest.flatten(self.records.element_spec)
         is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
-        return ExplainedBatches(
-            of_examples(left, epoch, is_ragged=is_ragged), lambda _: self._find_fault()
-        )
+        return ExplainedBatches(of_examples(left, epoch, is_ragged), lambda _: self._find_fault())
 
     @property
     def given_spec(self) -> Any:
