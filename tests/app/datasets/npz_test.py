@@ -52,8 +52,7 @@ def test_an_error_names_the_file_and_what_is_wrong(archive, tmp_path):
     np.save(tmp_path / "one.npy", np.zeros(3))
     x = np.zeros((3, 4, 5))
     x[1, 0, 0] = np.nan
-    told = refusal(load, "npz", archive(y_train=None))
-    assert "y_train is not a file in the archive" in told
+    assert "y_train is not a file in the archive" in refusal(load, "npz", archive(y_train=None))
     for path, message in (
         (archive(x_test=x), "(x_test, y_test): example 1 holds nan"),
         (str(tmp_path / "nothing.npz"), "it does not exist"),
