@@ -22,7 +22,7 @@ FLAGS = """
     epochs max_steps optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
     ema label_smoothing class_weight dropout batch_norm freeze init_from seed precision
     deterministic nonfinite run_dir resume trust_run_dir checkpoint_every monitor monitor_mode
-    callbacks early_stopping tensorboard histograms verify_gradients profile plan export
+    callbacks early_stopping tensorboard histograms noise_scale verify_gradients profile plan export
     export_pixels
 """.split()
 WRONG = {

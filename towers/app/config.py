@@ -207,6 +207,10 @@ class TrainConfig:
     histograms: bool = switch(False, "With `tensorboard`, writes histograms of the parameters each "
         "epoch. Off by default, because they take time and space.", _ON_THE_MACHINE)
 
+    noise_scale: bool = switch(False, "Adds the gradient noise scale to the results: the batch "
+        "size at which half of the examples are wasted. It needs two towers. Off by default, "
+        "because it takes time.")
+
     # Checks before training, reports instead of training, and exports after training.
     verify_gradients: bool | str = switch(False, "Compares the averaged gradient with the "
         "full-batch gradient on the first batch. If they differ, the run ends before its first "

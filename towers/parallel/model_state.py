@@ -154,8 +154,8 @@ def custom_step_of(model: keras.Model, name: str, gathers: bool = False) -> Cust
         if towers.noise_scale and name == "train":
             raise ValueError(
                 f"model {model.name!r} has a custom train_step, calls towers.gather, or has a loss "
-                "that is neither a mean nor a sum over examples. Its towers have no gradients of "
-                "their own: leave towers.NoiseScale() out."
+                "that is neither a mean nor a sum over examples. Then no tower has a gradient: "
+                "leave towers.NoiseScale() out."
             )
         where = towers.devices, towers.num_towers, towers.batch_norm
         towers.custom_steps[name] = CustomStep(model, f"{name}_step", *where)

@@ -19,12 +19,13 @@ class NoiseScale(FitOption):
     batch, a share of 1 / (1 + B / noise_scale) of them helps (McCandlish et al., "An Empirical
     Model of Large-Batch Training", arXiv 1812.06162, 2018). It usually grows while a model learns.
     Towers compute it from the gradients that they have, averaged over the steps of an epoch. The
-    weights keep their bits. It needs two towers; with one it is NaN. It is infinite if an epoch has
-    too few steps to tell the gradient from its noise.
+    weights keep their bits. It is infinite if an epoch has too few steps to tell the gradient from
+    its noise.
 
     Raises:
-        ValueError: in `fit`, if the model is not parallel, or if its `train_step` is custom or its
-            loss needs the rows of all towers, so that no tower has a gradient of its own.
+        ValueError: in `fit`, if the model is not parallel or has one tower, or if its `train_step`
+            is custom or its loss needs the rows of all towers, so that no tower has a gradient of
+            its own.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

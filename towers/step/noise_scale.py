@@ -74,8 +74,3 @@ def squared_norm(gradients: Values, for_xla: bool = False) -> tf.Tensor:
         if gradient is not None:
             squares.append(tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))))
     return tf.add_n(squares)
-
-
-def useful_share(batch_size: float, noise_scale: float) -> float:
-    """Returns the share of a batch's examples that help, 1 / (1 + B / B_simple) (equation 2.11)."""
-    return 1 / (1 + batch_size / noise_scale) if noise_scale > 0 else 0.0

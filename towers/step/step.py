@@ -131,6 +131,8 @@ class Step:
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(firsts)
         checks.check_shared(model, num_towers)
+        if noise_scale and num_towers < 2:
+            raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
         self.num_towers, self.nonfinite, self.model = num_towers, nonfinite, model
         self.batch_norm = batch_norm or "average"
         self.exchange = make_exchange(self.cluster, num_towers)

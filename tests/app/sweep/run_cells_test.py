@@ -136,7 +136,7 @@ def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code,
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, has_ended(int(pid))) == (code, True)
-    assert (tmp_path / "out" / "sweep.csv").read_text().endswith(",one is none.\n")
+    assert (tmp_path / "out" / "sweep.csv").read_text().endswith(",one is none.,,\n")
     if code > 0:
         assert stdout.endswith("Run the command again to continue with the rest.\n")
         assert stderr.startswith("stopped by ") and stderr.count("\n") == 1

@@ -10,7 +10,8 @@ from towers.machine.places import LostDirectoryError
 
 COLUMNS = (
     "model,batch_size,per_tower_batch,num_gpus,num_towers,epochs,accuracy,val_accuracy,seconds,"
-    "examples_per_second,speedup,efficiency,host_memory_mb,device_memory_mb,error"
+    "examples_per_second,speedup,efficiency,host_memory_mb,device_memory_mb,error,noise_scale,"
+    "useful_share"
 )
 RESULTS = """epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second
 1,2.0,0.1,1.5,0.2,10.0,100
@@ -46,12 +47,12 @@ def test_the_table_comes_back_from_its_file_with_the_figures_of_earlier_versions
     write_table(tmp_path / "sweep.csv", rows)
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
     assert (lines[0], lines[3]) == (
-        COLUMNS, 'cnn,128,128,1,1,,,,,,,,,,"a ""quoted"", listed error"'
+        COLUMNS, 'cnn,128,128,1,1,,,,,,,,,,"a ""quoted"", listed error",,'
     )
     assert read_table(tmp_path / "sweep.csv") == rows
 
 
-@pytest.mark.parametrize("text", ["a,b\n1,2\n", COLUMNS + "\n1,2\n", COLUMNS + "\nm,x" + "," * 13])
+@pytest.mark.parametrize("text", ["a,b\n1,2\n", COLUMNS + "\n1,2\n", COLUMNS + "\nm,x" + "," * 15])
 def test_another_file_is_an_error(text, tmp_path):
     (tmp_path / "sweep.csv").write_text(text)
     with pytest.raises(ValueError, match=r"sweep.csv is not what a sweep wrote \(.*\); name an"):
@@ -93,3 +94,16 @@ def test_it_names_the_fastest_setting_and_where_more_gpus_pay_or_why_not(speeds,
 def test_each_model_gets_its_clause():
     rows = with_speedups([row(64, 1, 1000), row(64, 1, 2000, "mlp")])
     assert advice(rows, True).count(" is fastest at a global batch of 64 on 1 device") == 2
+
+
+def test_useful_examples_decide_what_learns_fastest():
+    """By hand: 1 / (1 + 64 / 64) of 100 and of 180 examples/s help, 1 / (1 + 256 / 64) of 300."""
+    rows = with_speedups([
+        row(64, 1, 100), row(64, 2, 180)._replace(noise_scale=64.0),
+        row(256, 2, 300)._replace(noise_scale=64.0), row(256, 4, None),
+    ])
+    assert [r.useful_share for r in rows] == [0.5, 0.5, 0.2, None]
+    assert (
+        "cnn is fastest at a global batch of 256 on 2 devices (300 examples/s); counting the "
+        "examples that help, cnn learns fastest at 64 on 2 devices (50% of 180 examples/s); "
+    ) in advice(rows, on_gpus=True)

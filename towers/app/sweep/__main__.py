@@ -23,7 +23,7 @@ if __name__ != "__main__":
 
 # Flags of train.py, with its defaults.
 _SHARED = ("dataset", "data_dir", "image_size", "max_steps", "optimizer", "learning_rate", "seed",
-           "precision", "device", "early_stopping")
+           "precision", "device", "early_stopping", "noise_scale")
 
 
 def define_flags() -> None:

@@ -66,7 +66,8 @@ def make_cells(
         towers = shared.num_towers or num_gpus
         row = Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)
         cells[row] = dataclasses.replace(
-            shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus
+            shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus,
+            noise_scale=shared.noise_scale and towers > 1,
         )
     return cells
 

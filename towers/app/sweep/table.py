@@ -31,6 +31,8 @@ class Row(NamedTuple):
     host_memory_mb: float | None = None  # empty, as the next one; earlier versions measured them
     device_memory_mb: float | None = None
     error: str = ""  # one line; empty if the cell is done
+    noise_scale: float | None = None  # of the last epoch, if the sweep measures it
+    useful_share: float | None = None  # of the examples of a batch; see `with_speedups`
 
     @property
     def key(self) -> tuple[str, int, int]:
@@ -49,19 +51,27 @@ def filled_row(row: Row, results: Path) -> Row:
         seconds=sum(float(epoch["seconds"]) for epoch in epochs),
         # Equals all examples / all seconds, because every epoch has as many examples.
         examples_per_second=harmonic_mean(float(e["examples_per_second"]) for e in epochs),
+        noise_scale=float(epochs[-1]["noise_scale"]) if "noise_scale" in epochs[-1] else None,
     )
 
 
 def with_speedups(rows: Iterable[Row]) -> list[Row]:
-    """Returns the rows with their speed-up and efficiency, sorted by model, batch, GPU count."""
+    """Returns the rows with what follows from others, sorted by model, batch, GPU count.
+
+    A share of 1 / (1 + batch / noise scale) of a batch's examples is useful (McCandlish et al.,
+    arXiv 1812.06162, 2018). A cell with one tower has the noise scale of one with more towers.
+    """
     found, rows = [], list(rows)
+    scales = {row.key[:2]: row.noise_scale for row in rows if row.noise_scale}
     speeds = {row.key: row.examples_per_second for row in rows}
     models = [row.model for row in rows]
     for row in sorted(rows, key=lambda row: (models.index(row.model), *row.key[1:])):
         alone = speeds.get((row.model, row.batch_size, 1))
         speedup = row.examples_per_second and alone and row.examples_per_second / alone
         efficiency = speedup and speedup / row.num_gpus
-        found.append(row._replace(speedup=speedup, efficiency=efficiency))
+        scale = scales.get(row.key[:2])
+        useful = scale and row.examples_per_second and 1 / (1 + row.batch_size / scale)
+        found.append(row._replace(speedup=speedup, efficiency=efficiency, useful_share=useful))
     return found
 
 
@@ -114,6 +124,13 @@ def advice(rows: Sequence[Row], on_gpus: bool) -> str:
             f"{model} is fastest at a global batch of {best.batch_size:,} on "
             f"{counted(best.num_gpus, 'device')} ({best.examples_per_second:,.0f} examples/s)"
         )
+        best = max(own, key=lambda row: (row.examples_per_second or 0) * (row.useful_share or 0))
+        if best.useful_share:
+            clauses.append(
+                f"counting the examples that help, {model} learns fastest at {best.batch_size:,} "
+                f"on {counted(best.num_gpus, 'device')} ({best.useful_share:.0%} of "
+                f"{best.examples_per_second:,.0f} examples/s)"
+            )
         for count in sorted({row.num_gpus for row in own} - {1}):
             verdict = _verdict([row for row in own if row.num_gpus == count], on_gpus)
             clauses.append(f"{count} devices {verdict}")

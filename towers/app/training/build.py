@@ -133,6 +133,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             devices=devices, num_towers=num_towers, batch_norm=config.batch_norm,
             nonfinite=config.nonfinite, jit_compile=jit_compile, strategy=config.strategy,
             gpus_per_tower=config.gpus_per_tower, stages=config.stage_names, policy=policy,
+            noise_scale=config.noise_scale,
         )
         step = make_step()
     if jit_compile == AUTO and step.uses_xla and not devices_lib.has_gpus():
@@ -142,6 +143,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         _build_metrics(step, train)
         better = directions(model, metrics.names)
     columns = [*better, *(f"val_{name}" for name in better if test is not None)]
+    columns += ["noise_scale"] if config.noise_scale else []
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
     begins = config.resume is None and dataset.name == "image_folder"  # resumed runs keep the size
     is_placed = config.num_gpus is not None or config.accumulate is not None
