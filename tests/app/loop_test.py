@@ -47,7 +47,7 @@ for moment in ("epoch_begin", "epoch_end", *STEP, "test_batch_begin", "test_batc
 class Silent(keras.callbacks.Callback):
     """Lines that nobody sees."""
 
-    pace = Pace(8, 2)
+    pace = Pace(8)
 
     def end_steps(self):
         pass

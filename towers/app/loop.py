@@ -102,7 +102,6 @@ class Loop:
             if run.test is not None:
                 values = evaluate(run, self._tell, lambda: self._pending.obey(agreed()))
                 logs |= {f"val_{name}": value for name, value in values.items()}
-            pace.end_epoch()
 
             speed = [pace.epoch_seconds, pace.examples_per_second]
             row = [state.epoch + 1, *(logs[name] for name in run.columns), *speed, digest(model)]

@@ -18,7 +18,7 @@ from towers.resume.checkpointer import Found
 from towers.resume.checkpoints import Checkpoint
 from towers.resume.train_state import Monitor, TrainState
 
-EPOCH, BAR = "Epoch  3/12  step 273/469", "Epoch  3/12  [======      ] 273/469  loss 0.0812"
+BAR = "Epoch  3/12  [======      ] 273/469  loss 0.0812"
 
 WEIGHTS = f"; weights {hashlib.sha256().hexdigest()[:8]}"
 
@@ -57,9 +57,9 @@ def test_a_pipe_gets_plain_lines_and_the_log_gets_the_same(tmp_path):
     out.line(report.labelled("Batch", "128 global"))
     out.warn(f"odd: {Path.cwd() / 'runs' / '001'}")
     out.waiting("a wait")
-    out.ongoing(EPOCH, BAR)
+    out.ongoing(BAR)
     assert stream.getvalue().splitlines() == [
-        "Batch     128 global", "Warning   odd: runs/001", EPOCH
+        "Batch     128 global", "Warning   odd: runs/001", BAR
     ]
     assert (tmp_path / "log.txt").read_text() == stream.getvalue()
 
@@ -69,7 +69,7 @@ def test_a_terminal_gets_colour_and_a_bar_and_the_log_neither(terminal, tmp_path
     out.open_log(tmp_path / "log.txt")
     out.waiting("a wait")
     assert "a wait ..." in terminal.getvalue() and out.is_due()
-    out.ongoing(EPOCH, BAR)
+    out.ongoing(BAR)
     out.warn("odd")
     out.line("             val_loss 0.0460  (best)")
     out.line("run: a:smile:[bold]b[/bold]")  # a name, and no markup
@@ -87,7 +87,7 @@ def test_a_terminal_gets_colour_and_a_bar_and_the_log_neither(terminal, tmp_path
 def test_the_bar_is_one_line_of_a_narrow_terminal_and_other_lines_stay_whole(terminal, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     out = Report(terminal)
-    out.ongoing(EPOCH, BAR)
+    out.ongoing(BAR)
     command = "saved at step 1502. Resume: python train.py --resume=runs/cnn-mnist-001"
     out.line(command)
     assert "273/469" in terminal.getvalue() and "loss" not in terminal.getvalue()
@@ -98,7 +98,7 @@ def test_progress_in_a_pipe_is_due_only_every_ten_seconds(monkeypatch):
     now = [100.0]
     monkeypatch.setattr(report.time, "monotonic", lambda: now[0])
     out = Report(io.StringIO())
-    for show in (lambda: None, lambda: out.ongoing(EPOCH), out.close):
+    for show in (lambda: None, lambda: out.ongoing(BAR), out.close):
         show()
         now[0] += 9.9
         assert not out.is_due()
@@ -114,7 +114,7 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_run(is_terminal, tm
     out = Report(os.fdopen(writing, "w"))
     out.open_log(tmp_path / "log.txt")
     out.line("one")
-    out.ongoing(EPOCH, BAR)
+    out.ongoing(BAR)
     out.line("two")
     out.close()
     log = (tmp_path / "log.txt").read_text().splitlines()

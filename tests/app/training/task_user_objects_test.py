@@ -4,7 +4,7 @@ import keras
 import pytest
 
 from towers.app.config import TrainConfig
-from towers.app.training.task import PYTHON, UserObjects, load_callbacks, title
+from towers.app.training.task import PYTHON, UserObjects, load_callbacks
 
 MODEL = keras.Sequential([keras.Input((1,))])
 
@@ -15,15 +15,6 @@ def test_an_object_takes_the_place_of_its_name():
     assert UserObjects(model=MODEL).named_in(config) == TrainConfig(seed=3, model=PYTHON)
     named = UserObjects(MODEL, train=[1]).named_in(config)
     assert (named.model, named.dataset, named.seed) == (PYTHON, PYTHON, 3)
-
-
-@pytest.mark.parametrize(("model", "dataset", "expected"), [
-    ("cnn", "mnist", "cnn on mnist"), (PYTHON, "mnist", "own on mnist"), (PYTHON, PYTHON, "own"),
-    ("cnn", PYTHON, "cnn"),
-])
-def test_the_title_names_what_has_a_name(model, dataset, expected):
-    own = keras.Sequential([keras.Input((1,))], name="own")
-    assert title(TrainConfig(model=model, dataset=dataset), own) == expected
 
 
 @pytest.mark.parametrize(

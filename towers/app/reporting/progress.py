@@ -8,48 +8,38 @@ import keras
 from towers.app.reporting.report import Report, format_seconds, format_values, num_skipped
 from towers.app.training.build import Run
 from towers.machine.words import counted
-from towers.resume.source import num_steps
 from towers.resume.train_state import TrainState
 
 
 class Pace:
-    """Times the run's remaining steps, and epochs with validation, and estimates the time left.
+    """Times a run's steps, and estimates the time left.
 
     examples_per_second: the speed of this epoch's steps. The run's first step, which traces the
         graph, counts only until the second one has ended.
     """
 
-    def __init__(self, num_steps: int, num_epochs: int) -> None:
-        self._steps_left, self._validations_left = num_steps, num_epochs
+    def __init__(self, steps_left: int) -> None:
+        self._steps_left, self._num_timed = steps_left, 0
         self._run_began = time.perf_counter()
-        self._is_traced = False
-        self._step_seconds = self._validation_seconds = 0.0
+        self._traced: float | None = None  # the time at which the run's first step ended
         self.start_epoch()
 
     def start_epoch(self) -> None:
         """Starts the epoch's clock; call it before the epoch's first step."""
-        self._epoch_began = self._began = self._ended = time.perf_counter()
-        self._steps = self._examples = 0
-        self.examples_per_second = 0.0
+        self._epoch_began = self._began = time.perf_counter()
+        self._examples, self.examples_per_second = 0, 0.0
 
     def add_step(self, num_examples: int) -> None:
         """Counts a step of `num_examples` examples that has just ended."""
+        now = time.perf_counter()
         self._steps_left -= 1
-        self._ended = time.perf_counter()
-        self._steps += 1
         self._examples += num_examples
-        seconds = self._ended - self._began
-        self.examples_per_second = self._examples / seconds if seconds else 0.0
-        if self._is_traced:
-            self._step_seconds = seconds / self._steps
+        self.examples_per_second = self._examples / max(now - self._began, 1e-9)
+        if self._traced is None:
+            self._traced = self._began = now
+            self._examples = 0
         else:
-            self._is_traced, self._began = True, self._ended
-            self._steps = self._examples = 0
-
-    def end_epoch(self) -> None:
-        """Stops the clock of the epoch's validation; call it when validation has ended."""
-        self._validations_left -= 1
-        self._validation_seconds = time.perf_counter() - self._ended
+            self._num_timed += 1
 
     @property
     def epoch_seconds(self) -> float:
@@ -63,10 +53,13 @@ class Pace:
 
     @property
     def seconds_left(self) -> float | None:
-        """Returns an estimate for the rest of the run; None before two steps and after the end."""
-        steps = self._steps_left * self._step_seconds
-        rest = steps + self._validations_left * self._validation_seconds
-        return rest if self._step_seconds and self._validations_left else None
+        """Returns an estimate for the rest of the run; None before two steps and after the end.
+
+        The mean time of a step includes its share of the validations so far.
+        """
+        if self._traced is None or not self._num_timed or not self._steps_left:
+            return None
+        return self._steps_left * (time.perf_counter() - self._traced) / self._num_timed
 
 
 class ProgressLines(keras.callbacks.Callback):
@@ -75,8 +68,7 @@ class ProgressLines(keras.callbacks.Callback):
     def __init__(self, out: Report, run: Run, train_state: TrainState) -> None:
         super().__init__()
         self._out, self._run, self._train_state = out, run, train_state
-        num_epochs = num_steps(run.num_steps, run.steps_an_epoch)
-        self.pace = Pace(run.num_steps - train_state.step, num_epochs - train_state.epoch)
+        self.pace = Pace(run.num_steps - train_state.step)
         self._skipped_before = 0
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -94,11 +86,8 @@ class ProgressLines(keras.callbacks.Callback):
         values = format_values({name: float(state.logs[name]) for name in self._run.metrics})
         bar = "=" * (12 * state.epoch_step // total)
         speed, left = self._speed_and_left()
-        self._out.ongoing(
-            f"{label}  step {step}  {values}{speed}{left}",
-            # A narrow terminal cuts off the end, so the speed comes last here.
-            f"{label}  [{bar:<12}] {step}  {values}{left}{speed}",
-        )
+        # A narrow terminal cuts off the end, so the speed comes last.
+        self._out.ongoing(f"{label}  [{bar:<12}] {step}  {values}{left}{speed}")
 
     def end_steps(self) -> None:
         """Warns about the epoch's updates that were left out, and shows that validation runs."""

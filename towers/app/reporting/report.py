@@ -120,18 +120,15 @@ class Report:
         pause = _SECONDS_BETWEEN_REFRESHES if moves else _SECONDS_BETWEEN_LINES
         return time.monotonic() - self._shown_at >= pause
 
-    def ongoing(self, line: str, bar: str | None = None) -> None:
-        """Shows progress in the line that is updated in place; a pipe gets one more line.
-
-        A terminal shows `bar` instead, if it is given, and crops it to its width.
-        """
+    def ongoing(self, line: str) -> None:
+        """Shows progress in the line that is updated in place; a pipe gets one more line."""
         self._shown_at = time.monotonic()
         if self._console is not None:
             with self._stream_may_end():
                 if self._live is None:
                     self._live = Live(console=self._console, auto_refresh=False, transient=True)
                     self._live.start()
-                text = self._console.render_str(self._encodable(bar or line))
+                text = self._console.render_str(self._encodable(line))
                 text.overflow = "crop" if self._console.options.ascii_only else "ellipsis"
                 self._live.update(text, refresh=True)
         elif self._cell is not None:

@@ -16,7 +16,6 @@ from towers.app.named import one_line
 from towers.app.recipe.optimizer import plain_schedule
 from towers.app.reporting import charts
 from towers.app.training.build import Run
-from towers.app.training.task import title
 from towers.machine import hang
 from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
@@ -107,7 +106,7 @@ class RunFiles(keras.callbacks.Callback):
         try:
             columns = [*zip(*self._train_state.results, strict=False)]  # "epoch" is the first
             values = dict(zip(run.columns, columns[1:], strict=False))
-            charts.draw_curves(path, values, title(run.config, run.step.model), run.monitor)
+            charts.draw_curves(path, values, self._directory.name, run.monitor)
         except Exception as error:  # whatever matplotlib raises
             self._warn(f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing.")
 

@@ -66,12 +66,6 @@ def is_python(config: TrainConfig) -> bool:
     return PYTHON in (config.model, config.dataset)
 
 
-def title(config: TrainConfig, model: keras.Model) -> str:
-    """Returns a run's title, such as "cnn on mnist"; data passed from Python have no name."""
-    name = model.name if config.model == PYTHON else config.model
-    return name if config.dataset == PYTHON else f"{name} on {config.dataset}"
-
-
 def load_callbacks(
     spec: str | None, given: Sequence[keras.callbacks.Callback] = ()
 ) -> list[keras.callbacks.Callback]:
