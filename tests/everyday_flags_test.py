@@ -131,7 +131,6 @@ def test_steps_from_the_values_of_a_file_and_without_it_when_the_run_goes_on(tmp
     ({"accumulate": 2, "num_towers": 4}, r"accumulate \(2\) .* num_towers \(4\) .*only one of"),
     ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
     ({"class_weight": "9:1"}, r"^class_weight \(9:1\) names class 9, and the classes are 0 to "),
-    ({"export": "."}, r"^export \(.\) exists already"),
 ])
 def test_what_cannot_be_is_refused_before_there_is_a_directory(values, message, tmp_path):
     with pytest.raises(ValueError, match=message):

@@ -76,13 +76,16 @@ class Harm(keras.callbacks.Callback):
                 path.mkdir()
 
 
-def test_a_table_and_a_log_that_cannot_be_written_are_warnings(tmp_path, monkeypatch, capsys):
+def test_a_table_a_log_and_a_chart_that_cannot_be_written_are_warnings(
+    tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
-    names = run_dir.RESULTS, run_dir.LOG
+    names = "results.csv", "log.txt", "results.png"
     history = towers.train(config(run_dir="run"), [Harm(*(tmp_path / "run" / n for n in names))])
     assert len(history["loss"]) == 2
     said = capsys.readouterr().out
-    assert all(f"run/{name} cannot be written" in said for name in names)
+    assert all(f"run/{name} cannot be written" in said for name in names[:2])
+    assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
 
 
 @pytest.mark.parametrize("name, error, models", [

@@ -49,12 +49,6 @@ def test_the_newest_checkpoint_is_put_in_place(run, directory):
     np.testing.assert_array_equal(kernel.numpy(), before)
 
 
-def test_results_without_a_checkpoint_are_not_replaced(run, directory):
-    (directory / run_dir.RESULTS).write_text("epoch\n1\n")
-    with pytest.raises(ValueError, match="holds no checkpoint, and .* holds results"):
-        loaded(run, directory)
-
-
 @pytest.mark.parametrize("field, value, words", [
     ("position", {"phase": 1}, "epoch-0-step-1 is no checkpoint of a run: "),
     ("position", 5, "epoch-0-step-1 is no checkpoint of a run: "),
