@@ -68,7 +68,8 @@ def test_a_run_of_before_there_were_some_fields_goes_on(whole):
     (RUN / "config.json").write_text(json.dumps(settings))
     (row,) = checkpoint.state["position"]["results"]
     columns = ("loss", "accuracy", "val_loss", "val_accuracy")
-    assert row[:5] == [1, *(whole[name][0] for name in columns)] and len(row) == 7
+    assert row[:5] == [1, *(whole[name][0] for name in columns)]
+    del row[7:]  # the weights' digest
     shutil.rmtree(RUN / "checkpoints")
     (RUN / "checkpoints").mkdir()
     checkpoints.write(path, checkpoint)
@@ -287,7 +288,7 @@ def test_the_best_epoch_is_the_monitored_ones_and_the_last_lines_say_so(capsys):
         "Models    final.keras holds the weights after 4 epochs, best.keras those of epoch "
         f"{best + 1}, the best by val_loss"
     )
-    assert done.endswith(f", best val_loss {history['val_loss'][best]:.4f} (epoch {best + 1})")
+    assert f", best val_loss {history['val_loss'][best]:.4f} (epoch {best + 1})" in done
     position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
     assert position["best_step"] == 4 * (best + 1)
     assert position["best"] == -history["val_loss"][best]

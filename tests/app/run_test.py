@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.app.diagnosis.verify_test import Centred, compiled
 from towers.app import run as run_lib
 from towers.app.config import TrainConfig
 from towers.app.loop import evaluate
@@ -152,14 +153,13 @@ def test_verifying_the_gradients_does_not_change_the_run(capsys):
 
 
 def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(capsys):
-    differing = {
-        "model": "tests.app.diagnosis.verify_test:centring",
-        "dataset": "tests.app.diagnosis.verify_test:data", "num_towers": 3, "run_dir": "run",
-    }
+    x = small_data()[0][0]
+    differing = {"model": compiled(Centred()), "train": (x, x.sum(axis=1, keepdims=True) + 20)}
+    given = {"num_gpus": 2, "num_towers": 3, "batch_size": 16, "epochs": 1, "run_dir": "run"}
     with pytest.raises(ValueError, match="^`verify_gradients` has found .*gives each row a value"):
-        towers.train(config(**differing, verify_gradients=True))
+        towers.train(TrainConfig(**given, verify_gradients=True), **differing)
     assert list(run_dir.Path(".").iterdir()) == []
-    towers.train(config(**differing, verify_gradients="warn"))
+    towers.train(TrainConfig(**given, verify_gradients="warn"), **differing)
     assert "Warning   largest relative difference" in capsys.readouterr().out
 
 
