@@ -52,10 +52,7 @@ class TowerCollectives:
             self.dependence.feed(tensor, local=True, level=0)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the sums over the towers. Their gradient is the sum of the towers' gradients.
-
-        The gradients add up, because each tower differentiates one part of the loss.
-        """
+        """Returns the sums over the towers; gradients add up, each of one part of the loss."""
         if not values:
             return []
         return self.add("sum", values, lambda *d: self.sum([tf.convert_to_tensor(v) for v in d]))
@@ -104,7 +101,7 @@ _WHOLE = {"experimental_attributes": KEEP_WHOLE}
 class Segment(NamedTuple):
     """Holds one level of the function: the names of its arguments and results in the trace.
 
-    function_of: maps a tower's index to its function. Only noise of tf.random makes them differ.
+    function_of: maps a tower's index to its function; functions differ by noise of tf.random.
     """
 
     inputs: list[str]

@@ -69,10 +69,7 @@ class Rows:
         return replace(fact, fault=Fault(tensor.op, *UNEVEN)) if fact.name == "other" else fact
 
     def check(self, tensor: tf.Tensor, use: str) -> Fact:
-        """Returns the tensor's `kind`, and records a fault for `warn`, once for each line.
-
-        `use` says how the tensor is used, such as "the loss that a gradient is taken of".
-        """
+        """Returns a tensor's `kind`; records a fault and its use for `warn`, once a line."""
         fact = self.kind(tensor)
         if fact.fault:
             line, (_, what, remedy) = line_of(fact.fault.operation), fact.fault
