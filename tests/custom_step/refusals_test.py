@@ -138,7 +138,7 @@ def updates_a_metric_that_is_no_sum():
 
 
 @pytest.mark.parametrize("make, words", [
-    (assigns_a_part_of_a_variable, [HERE, "'mine:0'", "keras.Variable"]),
+    (assigns_a_part_of_a_variable, [HERE, "'mine:0'", "add_weight"]),
     (draws_by_a_generator, ["SeedGenerator"]),
     (writes_a_table, [HERE, "writes to a lookup table"]),
     (writes_a_summary, ["callback"]),
