@@ -116,10 +116,8 @@ def fitted(
             metrics=[keras.metrics.F1Score("macro"), "accuracy"],
             steps_per_execution=steps_per_execution,
         )
-        history = parallel.fit(
-            rows()[0], np.eye(3, dtype="float32")[rows()[1]], batch_size=7, epochs=2, verbose=0,
-            callbacks=callbacks(), **options,
-        ).history
+        history = parallel.fit(rows()[0], np.eye(3, dtype="float32")[rows()[1]], batch_size=7,
+                               epochs=2, verbose=0, callbacks=callbacks(), **options).history
         return values(made, parallel.optimizer), history
 
 
@@ -176,10 +174,8 @@ def test_a_run_of_towers_train_ends_in_the_same_bits_and_goes_on_to_them(make, t
     def trained(device):
         data = rows()
         run_dir = tmp_path / (device or "none").strip("/")
-        config = towers.TrainConfig(
-            device="cpu", num_gpus=2, num_towers=TOWERS, batch_size=7, epochs=1,
-            run_dir=str(run_dir),
-        )
+        config = towers.TrainConfig(device="cpu", num_gpus=2, num_towers=TOWERS, batch_size=7,
+                                    epochs=1, run_dir=str(run_dir))
         found = []
         for configured in (config, towers.TrainConfig(resume=str(run_dir), epochs=2)):
             with default_device(device):

@@ -17,10 +17,8 @@ def trained_step(num_towers, num_devices):
     model = keras.Sequential([
         keras.Input((8, 8, 1)), L.Conv2D(4, 3), L.BatchNormalization(), L.Flatten(), L.Dense(2)
     ])
-    step = TowerStep(
-        model, "adam", "mse", devices=devices.tower_devices(num_devices, "cpu"),
-        num_towers=num_towers,
-    )
+    step = TowerStep(model, "adam", "mse", devices=devices.tower_devices(num_devices, "cpu"),
+                     num_towers=num_towers)
     step(np.ones((9, 8, 8, 1), "float32"), np.ones((9, 2), "float32"))
     return step
 

@@ -39,9 +39,7 @@ def gradients_of(name):
     wide = cases.Case("wide_fan_out", lambda: cases.fan_out(SIZE), cases.rows)
     case = {c.name: c for c in [*cases.BUILT_IN, *cases.ODD, wide]}[name]
     keras.utils.set_random_seed(3)
-    step = towers.TowerStep(
-        case.build(), "sgd", **case.compile, devices=["/cpu:0"], num_towers=1
-    )
+    step = towers.TowerStep(case.build(), "sgd", **case.compile, devices=["/cpu:0"], num_towers=1)
     batch = case.batch(SIZE, np.random.default_rng(0))
     return lambda _: digest(tf.nest.flatten(step.gradients(*batch), expand_composites=True))
 

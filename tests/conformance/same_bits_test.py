@@ -22,10 +22,8 @@ def train(build, batches, num_towers, num_devices, **options):
     keras.utils.set_random_seed(3)
     model = build()
     optimizer = keras.optimizers.Adam(0.01, global_clipnorm=options.pop("global_clipnorm", None))
-    step = TowerStep(
-        model, optimizer, num_towers=num_towers,
-        devices=devices.tower_devices(num_devices, "cpu"), **options,
-    )
+    step = TowerStep(model, optimizer, num_towers=num_towers,
+                     devices=devices.tower_devices(num_devices, "cpu"), **options)
     digest = hashlib.sha256()
     for batch in batches:
         digest.update(np.float64(step(*batch)["loss"]).tobytes())
@@ -112,9 +110,7 @@ def test_noise_of_tf_random_is_the_same_bits_on_any_number_of_devices(name):
 def test_towers_draw_other_noise_by_tf_random(name):
     keras.utils.set_random_seed(3)
     model = keras.Sequential([keras.Input((6,)), Noise(NOISE[name])])
-    step = TowerStep(
-        model, "sgd", "mse", num_towers=4, devices=devices.tower_devices(2, "cpu")
-    )
+    step = TowerStep(model, "sgd", "mse", num_towers=4, devices=devices.tower_devices(2, "cpu"))
     for size in (8, 3):
         assert len(np.unique(step.predict_batch(np.zeros((size, 6), "float32")))) == 6 * size
 

@@ -46,10 +46,8 @@ def trained(build, num_towers, num_devices=1, is_custom=False):
         model = type("Custom", (keras.Sequential,), {"train_step": step})(model.layers)
         model = towers.make_parallel(model, num_devices, num_towers=num_towers)
     if num_towers and not is_custom:
-        step = towers.TowerStep(
-            model, keras.optimizers.SGD(0.1), "mse", num_towers=num_towers,
-            devices=towers.tower_devices(num_devices, "cpu"),
-        )
+        step = towers.TowerStep(model, keras.optimizers.SGD(0.1), "mse", num_towers=num_towers,
+                                devices=towers.tower_devices(num_devices, "cpu"))
     else:
         model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=not num_towers)
         step = model.train_on_batch
@@ -121,9 +119,7 @@ def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
     (lambda old, x: tf.sqrt(tf.reduce_mean(x**2)), {}),
     (lambda old, x: tf.argmax(x[0]), {"dtype": "int64"}),
 ], ids=["maximum", "root", "an index"])
-def test_what_towers_make_otherwise_than_the_whole_batch_is_warned_of(
-    function, options, is_custom
-):
+def test_what_towers_make_otherwise_than_the_whole_batch_is_warned_of(function, options, is_custom):
     with pytest.warns(UserWarning, match="/?kept' a value .*Tower 0's value is kept.*aggregation="):
         trained(lambda: model_of(Keeps(function, **options)), 3, is_custom=is_custom)
 

@@ -27,10 +27,7 @@ def main(argv):
 
     cluster = workers.join_workers()
     towers.logical_cpus(8, num_towers=FLAGS.num_towers)
-    digests = {
-        name: run() for name, run in kinds(FLAGS.num_towers).items()
-        if name in FLAGS.kinds
-    }
+    digests = {name: run() for name, run in kinds(FLAGS.num_towers).items() if name in FLAGS.kinds}
     Path(FLAGS.out, f"worker-{cluster.index}.json").write_text(json.dumps(digests))
     workers.Workers(cluster).barrier()
 
@@ -84,9 +81,7 @@ def image(num_examples, rng):
     return x, rng.integers(0, CLASSES, num_examples), None
 
 
-def train(
-    num_towers, build, batch, *, optimizer=None, poisoned=None, max_devices=8, **options
-):
+def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_devices=8, **options):
     """The digest of all variables, logs and predictions, on at most so many devices a worker."""
     import keras
     import numpy as np

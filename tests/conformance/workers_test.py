@@ -47,9 +47,7 @@ def alone(num_towers, kinds):
     pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.matrix),
     pytest.param(8, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.matrix),
 ])
-def test_any_number_of_workers_gives_the_bits_of_one_process(
-    num_towers, workers, kinds
-):
+def test_any_number_of_workers_gives_the_bits_of_one_process(num_towers, workers, kinds):
     assert set(alone(num_towers, kinds)) == set(kinds)
     for num_workers in workers:
         for worker in digests(num_workers, num_towers, kinds):

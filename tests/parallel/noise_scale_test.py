@@ -65,6 +65,4 @@ def test_where_towers_have_no_gradients_it_is_refused():
     with pytest.raises(ValueError, match="NoiseScale works only in the fit of a parallel model"):
         make().fit(X, Y, verbose=0, callbacks=[towers.NoiseScale()])
     with pytest.raises(ValueError, match="leave towers.NoiseScale.. out"):
-        towers.make_parallel(make(Custom), 2).fit(
-            X, Y, verbose=0, callbacks=[towers.NoiseScale()]
-        )
+        towers.make_parallel(make(Custom), 2).fit(X, Y, verbose=0, callbacks=[towers.NoiseScale()])

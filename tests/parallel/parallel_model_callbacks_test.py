@@ -5,10 +5,8 @@ import numpy as np
 import pytest
 
 from tests import forked
-from tests.parallel.pairs import (
-    CLASSIFIER, assert_same_fit, assert_same_logs, assert_same_weights, build_pair, classifier,
-    fit_pair, rows,
-)
+from tests.parallel.pairs import (CLASSIFIER, assert_same_fit, assert_same_logs,
+                                  assert_same_weights, build_pair, classifier, fit_pair, rows)
 from towers.parallel.parallel_model import ParallelModel
 
 C = keras.callbacks
@@ -64,10 +62,8 @@ def test_callbacks_stop_and_steer_a_fit_as_under_keras(name, tmp_path):
     for i, model in enumerate(pair):
         keras.utils.set_random_seed(2)
         recorder, logger = Recorder(), C.CSVLogger(tmp_path / f"{i}.csv")
-        history = model.fit(
-            *data(), batch_size=7, epochs=30, validation_split=0.3, shuffle=False, verbose=0,
-            callbacks=[*callbacks(), recorder, logger],
-        )
+        history = model.fit(*data(), batch_size=7, epochs=30, validation_split=0.3, shuffle=False,
+                            verbose=0, callbacks=[*callbacks(), recorder, logger])
         events.append((recorder.events, history.epoch))
         files.append((tmp_path / f"{i}.csv").read_text().splitlines())
     assert events[0] == events[1] and len(events[0][1]) < 30

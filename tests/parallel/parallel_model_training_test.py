@@ -74,10 +74,8 @@ def test_validation_split_and_validation_data():
     pair = build_pair(classifier, **CLASSIFIER)
     history = assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_split=0.3)
     assert list(history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
-    assert_same_fit(
-        pair, rows, batch_size=7, epochs=2, validation_data=rows(10), validation_batch_size=4,
-        validation_freq=2,
-    )
+    assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_data=rows(10),
+                    validation_batch_size=4, validation_freq=2)
 
 
 @pytest.mark.telling("2")

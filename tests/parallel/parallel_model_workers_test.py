@@ -50,10 +50,8 @@ def write_digest(out, parallel, *others):
 def fit(out):
     """Training, validation, evaluation and prediction."""
     parallel, (x, y) = compiled(make(), 4, ["mae"]), data()
-    history = parallel.fit(
-        x, y, batch_size=16, epochs=2, verbose=0, validation_data=data(7),
-        sample_weight=np.linspace(0.5, 2, 50),
-    )
+    history = parallel.fit(x, y, batch_size=16, epochs=2, verbose=0, validation_data=data(7),
+                           sample_weight=np.linspace(0.5, 2, 50))
     evaluated = parallel.evaluate(x, y, batch_size=9, verbose=0)
     predicted = parallel.predict(x, batch_size=9, verbose=0)
     write_digest(out, parallel, history.history, evaluated, predicted.tobytes())

@@ -25,10 +25,8 @@ class Keeps(L.Layer):
 
     def build(self, shape):
         def state(name, shape, aggregation="none", dtype=None):
-            return self.add_weight(
-                shape=shape, initializer="zeros", trainable=False, name=name, dtype=dtype,
-                aggregation=aggregation,
-            )
+            return self.add_weight(shape=shape, initializer="zeros", trainable=False, name=name,
+                                   dtype=dtype, aggregation=aggregation)
 
         self.steps = state("steps", (), dtype="int32")
         self.rows = state("rows", (), "sum", "int32")
@@ -103,10 +101,8 @@ class Remembers(L.Layer):
         self.new, self.aggregation = new, aggregation
 
     def build(self, shape):
-        self.seen = self.add_weight(
-            shape=(), initializer="zeros", trainable=False, name="seen",
-            aggregation=self.aggregation,
-        )
+        self.seen = self.add_weight(shape=(), initializer="zeros", trainable=False, name="seen",
+                                    aggregation=self.aggregation)
 
     def call(self, x):
         self.seen.assign(self.new(self.seen, x))

@@ -76,10 +76,8 @@ def test_the_weights_have_the_same_bits_as_without_it(options):
             L.Dense(7, activation="relu"), L.Dense(3),
         ])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = towers.TowerStep(
-            model, keras.optimizers.Adam(0.05, clipnorm=0.1), loss, num_towers=3,
-            devices=tower_devices(3, "cpu"), **options, **more,
-        )
+        step = towers.TowerStep(model, keras.optimizers.Adam(0.05, clipnorm=0.1), loss,
+                                num_towers=3, devices=tower_devices(3, "cpu"), **options, **more)
         rng = np.random.default_rng(0)
         for _ in range(4):
             logs = step(rng.integers(0, 9, (11, 5)), rng.integers(0, 3, 11))

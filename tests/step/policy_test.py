@@ -162,10 +162,8 @@ def pauses(devices, num_towers, policy=None):
     """When each tower pauses, in a step after the first: (begin, end)."""
     with tf.device(HOME):
         model = keras.Sequential([keras.Input((1,)), Pauses(), L.Dense(1)])
-    step = towers.TowerStep(
-        model, "sgd", "mse", devices=devices, num_towers=num_towers, policy=policy,
-        jit_compile=False,
-    )
+    step = towers.TowerStep(model, "sgd", "mse", devices=devices, num_towers=num_towers,
+                            policy=policy, jit_compile=False)
     x = np.arange(num_towers, dtype="float32")[:, None]
     for _ in range(2):
         float(step(x, x)["loss"])

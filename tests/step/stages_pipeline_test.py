@@ -69,10 +69,8 @@ def test_the_pipeline_is_full(num_stages, num_towers):
 def test_a_device_computes_its_own_stage_alone():
     """One trace, whatever the number of groups; every call of it on its stage's device."""
     model = keras.Sequential([keras.Input((4,)), L.Dense(5), L.Dense(6), L.Dense(7)])
-    step = towers.TowerStep(
-        model, "sgd", "mse", policy=GPU, devices=[f"/cpu:{i}" for i in range(6)],
-        gpus_per_tower=3, num_towers=4,
-    )
+    step = towers.TowerStep(model, "sgd", "mse", policy=GPU,
+                            devices=[f"/cpu:{i}" for i in range(6)], gpus_per_tower=3, num_towers=4)
     step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
     calls = {}
     for node in step.traces[-1].graph.as_graph_def().node:

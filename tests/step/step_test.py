@@ -105,9 +105,7 @@ def test_predictions_come_in_order():
 
 def test_an_overflow_on_one_tower_skips_the_update_on_all():
     model = build()
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=1024.0
-    )
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024.0)
     step = make_step(model, optimizer=optimizer, loss="mse")
     x, y = (v.astype("float32") for v in data(8))
     step(x, y)

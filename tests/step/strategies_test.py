@@ -145,9 +145,7 @@ def make_parallel(strategy, model=None, count=4):
     with tf.device("/cpu:0"):
         model = keras.Sequential(dense()) if model is None else model
     parallel = towers.make_parallel(model, count, strategy=strategy)
-    parallel.compile(
-        keras.optimizers.Adam(0.1, use_ema=True), LOSS, metrics=["accuracy"]
-    )
+    parallel.compile(keras.optimizers.Adam(0.1, use_ema=True), LOSS, metrics=["accuracy"])
     return parallel
 
 

@@ -125,10 +125,8 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_th
             model.compile("adam", "mse")
             model.fit(x.reshape(14, 5, 3), y.reshape(14, 1), batch_size=7, shuffle=False, verbose=0)
         else:
-            step = towers.TowerStep(
-                model, "adam", "mse", num_towers=3,
-                devices=[f"/cpu:{i}" for i in range(num_devices)],
-            )
+            step = towers.TowerStep(model, "adam", "mse", num_towers=3,
+                                    devices=[f"/cpu:{i}" for i in range(num_devices)])
             assert step.uses_xla
             for rows, labels in zip(x, y, strict=True):
                 step(rows, labels)
