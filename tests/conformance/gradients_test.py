@@ -68,8 +68,7 @@ def test_averaged_gradient_is_the_large_batch_gradient(case: Case, num_towers: i
     for size, (expected_loss, expected) in expected_gradients(case.name).items():
         loss, gradients = step.gradients(*case.batch(size, np.random.default_rng(size)))
         assert relative_difference(loss, expected_loss) < 1e-10, f"loss, batch {size}"
-        for variable, ours, theirs in zip(
-            model.trainable_variables, gradients, expected, strict=True
-        ):
+        for variable, ours, theirs in zip(model.trainable_variables, gradients, expected,
+                                          strict=True):
             assert relative_difference(ours, theirs) < 1e-10, f"{variable.path}, batch {size}"
     assert len(step.traces) == 1, "a partial batch must not be traced anew"

@@ -66,9 +66,8 @@ def test_losses_and_metrics_of_joined_rows_see_the_logits(name, activation, num_
 
 def test_metrics_of_a_step_see_the_logits(float64):
     name = "binary_crossentropy"
-    step = towers.TowerStep(
-        network(name, "sigmoid"), "sgd", "mse", metrics=[name], num_towers=3, devices=["/cpu:0"]
-    )
+    step = towers.TowerStep(network(name, "sigmoid"), "sgd", "mse", metrics=[name], num_towers=3,
+                            devices=["/cpu:0"])
     y = labels(name)
     expected = float(tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(y * 1.0, X)))
     np.testing.assert_allclose(step(X, y)[name], expected, rtol=1e-12)

@@ -179,9 +179,8 @@ def run(make, num_towers):
     if num_towers:
         model = towers.make_parallel(model, min(2, num_towers), num_towers=num_towers)
     model.compile(keras.optimizers.SGD(0.1), jit_compile=False, **options)
-    history = model.fit(
-        X, y, batch_size=len(X), epochs=2, shuffle=False, sample_weight=weights, verbose=0
-    ).history
+    history = model.fit(X, y, batch_size=len(X), epochs=2, shuffle=False, sample_weight=weights,
+                        verbose=0).history
     values = model.evaluate(X, y, batch_size=len(X), sample_weight=weights, verbose=0)
     predictions = model.predict(X, batch_size=7, verbose=0) if predicts else 0.0
     return history | {"evaluation": values, "predictions": predictions, "weights": np.concatenate(

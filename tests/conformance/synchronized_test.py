@@ -28,9 +28,8 @@ def trained(num_towers=None, num_devices=1, kind=keras.Sequential, **batch_norm)
     model.compile("adam", loss, metrics=["accuracy"], jit_compile=False)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(22, 6, 6, 1)), rng.integers(0, 3, 22)
-    history = model.fit(
-        x, y, batch_size=6, epochs=2, shuffle=False, verbose=0, validation_data=(x[:9], y[:9])
-    ).history
+    history = model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0,
+                        validation_data=(x[:9], y[:9])).history
     return model, history
 
 

@@ -107,8 +107,7 @@ class Fits:
     def _run(self, callbacks, *, seed, **options):
         keras.utils.set_random_seed(seed)
         data = [part() if callable(part) else part for part in self._data]
-        history = self.model.fit(
-            *data, callbacks=[*self._callbacks(), *callbacks], **{**self._options, **options}
-        )
+        history = self.model.fit(*data, callbacks=[*self._callbacks(), *callbacks],
+                                 **{**self._options, **options})
         values = [variable.numpy() for variable in variables(self.model)]
         return history.history, history.epoch, [value.tobytes() for value in values]

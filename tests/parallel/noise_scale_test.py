@@ -25,9 +25,8 @@ def test_its_logs_are_those_of_the_step_and_the_weights_those_without_it():
     options = {"batch_size": 20, "epochs": 2, "shuffle": False, "verbose": 0}
     towers.make_parallel(plain, 2, num_towers=3).fit(X, Y, **options)
     parallel = towers.make_parallel(measured, 2, num_towers=3)
-    history = parallel.fit(
-        X, Y, validation_data=(X, Y), callbacks=[towers.NoiseScale()], **options
-    ).history
+    history = parallel.fit(X, Y, validation_data=(X, Y), callbacks=[towers.NoiseScale()],
+                           **options).history
     assert list(history) == ["accuracy", "loss", "noise_scale", "val_accuracy", "val_loss"]
     assert towers.digest(measured) == towers.digest(plain)
     step = towers.TowerStep(own, devices=tower_devices(2, "cpu"), num_towers=3, noise_scale=True)

@@ -8,9 +8,8 @@ import pytest
 
 import towers
 from tests import forked
-from tests.parallel.pairs import (
-    CLASSIFIER, TOLERANCE, assert_same_fit, build_pair, classifier, rows,
-)
+from tests.parallel.pairs import (CLASSIFIER, TOLERANCE, assert_same_fit, build_pair, classifier,
+                                  rows)
 from tests.real_workers import ROOT
 from towers.parallel.parallel_model import ParallelModel
 from towers.step import state
@@ -187,9 +186,8 @@ def test_train_one_and_the_other_has_learnt():
         before = other.get_weights()
         trained.fit(x, y, verbose=0)
         assert np.any(before[0] != other.get_weights()[0])
-        np.testing.assert_allclose(
-            other.predict(x, verbose=0), trained.predict(x, verbose=0), rtol=TOLERANCE
-        )
+        np.testing.assert_allclose(other.predict(x, verbose=0), trained.predict(x, verbose=0),
+                                   rtol=TOLERANCE)
 
 
 @pytest.mark.parametrize("build", [unbuilt_sequential, OwnWeight])
@@ -220,9 +218,8 @@ def test_either_may_be_built_before_the_first_batch(first):
     assert isinstance(parallel.optimizer, keras.optimizers.Adam)
     assert int(parallel.optimizer.iterations) == 1
     assert parallel.predict_function is None  # and not the model's
-    np.testing.assert_allclose(
-        model.predict(x, verbose=0), parallel.predict(x, verbose=0), rtol=TOLERANCE
-    )
+    np.testing.assert_allclose(model.predict(x, verbose=0), parallel.predict(x, verbose=0),
+                               rtol=TOLERANCE)
     assert {id(v) for v in model.variables} == {id(v) for v in parallel.variables}
 
 

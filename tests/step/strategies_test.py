@@ -217,9 +217,8 @@ def test_a_run_goes_on_under_another_strategy_and_its_files_hold_no_copy(tmp_pat
     monkeypatch.setenv(REHEARSAL, "1")
     run(tmp_path, "whole")
     run(tmp_path, "parts", strategy="mirrored", max_steps=5)
-    towers.train(towers.TrainConfig(
-        resume=str(tmp_path / "parts"), strategy="parameter_server", max_steps=8
-    ))
+    towers.train(towers.TrainConfig(resume=str(tmp_path / "parts"), strategy="parameter_server",
+                                    max_steps=8))
     resumed = json.loads((tmp_path / "parts" / "config.json").read_text())
     assert resumed["strategy"] == "parameter_server"
     whole, parts = (keras.saving.load_model(tmp_path / name / "final.keras")

@@ -176,9 +176,8 @@ def test_xla_does_not_compile_noise_that_it_would_draw_without_a_seed(recwarn):
     found = []
     for jit_compile in (True, False):
         keras.utils.set_random_seed(0)
-        step = towers.TowerStep(
-            noisy("in_branch"), "sgd", "mse", devices=["/cpu:0"], jit_compile=jit_compile
-        )
+        step = towers.TowerStep(noisy("in_branch"), "sgd", "mse", devices=["/cpu:0"],
+                                jit_compile=jit_compile)
         found.append([step(x, y)["loss"], step(x, y)["loss"]])
     assert found[0] == found[1]
     (told,) = [str(w.message) for w in recwarn if "XLA does not compile" in str(w.message)]
