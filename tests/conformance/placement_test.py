@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.step.partitions import partition_graphs
+from tests.step.small_step import partition_graphs
 from towers.machine import devices
 from towers.step import TowerStep
 

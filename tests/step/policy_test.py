@@ -13,8 +13,7 @@ import tensorflow as tf
 
 import towers
 from tests.step import small_step
-from tests.step.partitions import partition_graphs
-from tests.step.small_step import batch
+from tests.step.small_step import batch, partition_graphs
 from towers.machine.devices import CPU, GPU, REHEARSAL
 from towers.step.prefetch import place
 

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.step.partitions import partition_graphs
-from tests.step.small_step import make_step
+from tests.step.small_step import make_step, partition_graphs
 from towers.machine.devices import CPU, GPU
 from towers.step.prefetch import place, prefetched
 

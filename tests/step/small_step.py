@@ -1,8 +1,12 @@
-"""A step of a small classifier with BatchNormalization and dropout, and its batches."""
+"""A small classifier's step and batches, and the graphs that TensorFlow makes of a step."""
+
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 import towers
 
@@ -27,3 +31,15 @@ def make_step(num_devices=2, layers=dense, optimizer="adam", **options):
 def batch(count):
     generator = np.random.default_rng(0)
     return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
+
+
+def partition_graphs(act: Callable[[], Any]) -> list:
+    """The optimized GraphDefs of what `act` is the first to run: for each function and device."""
+    metadata = context.context()
+    metadata.ensure_initialized()
+    metadata.enable_run_metadata()
+    metadata.export_run_metadata()  # what others have left there
+    act()
+    functions = metadata.export_run_metadata().function_graphs
+    metadata.disable_run_metadata()
+    return [graph for function in functions for graph in function.partition_graphs]

@@ -1,15 +1,18 @@
 """TowerStep against Keras on one device, and what must not change."""
 
 import gc
+import hashlib
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
 from towers.machine import devices
 from towers.machine.devices import CPU
 from towers.step import TowerStep
+from towers.step.state import variable_digest
 
 L = keras.layers
 
@@ -188,3 +191,22 @@ def test_a_step_that_nobody_needs_any_more_leaves_no_graph_behind():
     assert updates() == before + 1
     del step
     assert updates() == before
+
+
+def test_a_digest_is_of_the_bits_the_dtype_and_the_shape():
+    values = [[0.0, 1.0], [-0.0, 1.0], [0.0, 1.5], [[0.0], [1.0]]]
+    variables = [keras.Variable(np.array(value, "float32")) for value in values]
+    variables += [keras.Variable(np.array([0.0, 1.0]), dtype="float64")]
+    assert len({variable_digest(variable) for variable in variables}) == len(variables)
+    same = keras.Variable(np.array(values[0], "float32"))
+    assert variable_digest(variables[0]) == variable_digest(same)
+
+
+def test_a_models_digest_begins_the_sha256_of_its_weights():
+    model = keras.Sequential([keras.Input((2,)), L.Dropout(0.5), L.Dense(1)])
+    model.set_weights([np.array([[1.0], [2.0]]), np.array([3.0])])
+    model.layers[0].seed_generator.next()
+    expected = hashlib.sha256(np.array([1.0, 2.0, 3.0], "<f4").tobytes()).hexdigest()
+    assert towers.digest(model) == expected[:8]
+    with pytest.raises(ValueError, match="is not built"):
+        towers.digest(keras.Sequential([L.Dense(1)]))

@@ -1,15 +1,25 @@
-"""What one tower computes of its shard, seen through a step."""
+"""What one tower computes of its shard, seen through a step; and when a step is traced."""
 
+import collections
 import inspect
+import warnings
+from contextlib import nullcontext
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import towers
+from tests.step import small_step
+from towers.step import TowerStep
+from towers.step.checks import BatchInCode
+from towers.step.prefetch import place
 
 L = keras.layers
+TEXTS = ["a b", "b", "a", "a b a", "a", "b", "a", "a"]
+JOINED = "_MklNativeConv2DBackpropFilterWithBias"  # a bias' gradient with the filter's
 
 
 def make_step(model, loss, num_towers):
@@ -71,3 +81,181 @@ def test_the_weights_of_masks_follow_from_the_inputs_alone():
             left += [*operation.control_inputs, *(tensor.op for tensor in operation.inputs)]
     kinds = [operation.type for operation in graph.get_operations()]
     assert "MatMul" in kinds and "MatMul" not in {operation.type for operation in needed}
+
+
+# Models whose output for a row depends on other rows
+
+
+class Of(L.Layer):
+    """What a function makes of the rows."""
+
+    def __init__(self, function):
+        super().__init__(name="of")
+        self.function = function
+
+    def call(self, x):
+        return self.function(x)
+
+
+def warned(model, x):
+    """What is said before the first step on two towers."""
+    options = {"devices": ["/cpu:0"], "num_towers": 2, "batch_norm": "average"}
+    step = TowerStep(model, "sgd", "mse", **options)
+    y = tf.zeros([8, *model.output_shape[1:]])
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        step.trace_tower("train", x, y, None)
+    return "".join(str(w.message) for w in found)
+
+
+def of_rows(function):
+    model = keras.Sequential([
+        keras.Input((6,)), L.Dense(6), L.BatchNormalization(), L.Dropout(0.5), Of(function)
+    ])
+    return warned(model, tf.ones([8, 6]))
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: x - tf.reduce_mean(x, axis=0), lambda x: x[::-1],
+    lambda x: tf.cond(tf.reduce_mean(x) > 0, lambda: x, lambda: 2 * x),
+    lambda x: tf.ensure_shape(tf.py_function(lambda v: v[::-1], [x], tf.float32), [None, 6]),
+    lambda x: L.UnitNormalization(axis=0)(x),
+])
+def test_what_computes_across_rows_is_warned_of_with_its_line(function):
+    message = of_rows(function)
+    assert "Each tower has only its own rows of the batch" in message
+    assert "towers.gather(rows)" in message and "tower_test.py:" in message
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: tf.reduce_mean(x, axis=1, keepdims=True), tf.square,
+    lambda x: x + tf.random.normal(tf.shape(x)), lambda x: x + keras.random.normal((6,), seed=3),
+    lambda x: tf.map_fn(lambda row: row / tf.reduce_max(row), x),
+    lambda x: tf.reshape(tf.image.resize(tf.reshape(x, [-1, 2, 3, 1]), [4, 4]), [-1, 16]),
+    lambda x: tf.abs(tf.signal.rfft(x)),
+])
+def test_batch_norm_noise_and_what_stays_in_a_row_pass(function):
+    assert not of_rows(function)
+
+
+def of_texts(*layers, **options):
+    """Layers on texts as long as the longest of the batch."""
+    vectors = L.TextVectorization(vocabulary=["a", "b"], **options)
+    model = keras.Sequential([keras.Input((), dtype="string"), vectors, *layers])
+    return warned(model, tf.constant(TEXTS))
+
+
+PADDED = {
+    "mean": lambda mask: [L.Embedding(4, 3, mask_zero=mask), L.GlobalAveragePooling1D()],
+    "lstm": lambda mask: [L.Embedding(4, 3, mask_zero=mask), L.LSTM(3)],
+}
+
+
+@pytest.mark.parametrize("name", ["mean", "lstm"])
+def test_what_computes_with_padding_is_warned_of_unless_it_is_masked_or_of_one_length(name):
+    message = of_texts(*PADDED[name](False))
+    assert "as long as the longest row of the batch" in message and "mask_zero=True" in message
+    assert not of_texts(*PADDED[name](True))
+    assert not of_texts(*PADDED[name](False), output_sequence_length=7)
+
+
+@pytest.mark.parametrize("function, is_warned", [
+    (lambda x: tf.reduce_sum(x, axis=1), False), (lambda x: x[:, 0], False),
+    (lambda x: x[:, -1], True), (lambda x: tf.reduce_max(x, axis=1), True),
+])
+def test_padding_is_warned_of_only_where_its_length_has_an_effect(function, is_warned):
+    assert bool(of_texts(L.Embedding(4, 3), Of(function))) == is_warned
+
+
+@pytest.mark.parametrize("function", [
+    lambda x: tf.reshape(x, [8, 6]) * 2, lambda x: x + tf.zeros([8, 6]),
+])
+def test_a_batch_size_in_the_code_of_a_layer_is_refused(function):
+    with pytest.raises(BatchInCode, match="written into the code"):
+        of_rows(function)
+
+
+# Graphs
+
+
+def test_a_structure_is_traced_once_whatever_the_number_of_rows_and_placed_shards_anew():
+    step = small_step.make_step()
+    for count in (8, 3, 5):
+        x, y = small_step.batch(count)
+        step(x, y)
+    assert len(step.traces) == 1
+    step(x, y, np.ones(5))
+    step.train_batch(x, y, placed=place(step, (x, y, None)))
+    assert len(step.traces) == 3
+
+
+def test_arrays_lie_in_the_cpus_memory_whatever_the_default_device_and_tensors_where_they_are(
+    monkeypatch
+):
+    """Else the first GPU would take a whole batch, which then came back to be split."""
+    seen = []
+    module = "towers.step.tower_step"
+    monkeypatch.setattr(f"{module}.run_in_turn", lambda step, name, *batch: seen.extend(batch))
+    monkeypatch.setattr(f"{module}.first_error", lambda run: run() or nullcontext())
+    step, (x, y) = small_step.make_step(), small_step.batch(8)
+    with tf.device("/cpu:3"):  # a default device, as /gpu:0 is one
+        step.test_batch(x, tf.identity(tf.constant(y)))
+    assert [part.device[-5:] for part in seen[:2]] == ["CPU:0", "CPU:3"]
+
+
+def test_a_call_reaches_the_model_through_eight_functions():
+    walk = []
+
+    class Looks(L.Layer):
+        def call(self, x):
+            files = [frame.filename for frame in inspect.stack(0)]
+            walk[:] = [name for name in files if "/towers/step/" in name and "/tests/" not in name]
+            return x
+
+    model = keras.Sequential([keras.Input((6,)), Looks(), L.Dense(1)])
+    towers.TowerStep(model, "sgd", "mse", num_towers=2)(np.ones((4, 6)), np.ones((4, 1)))
+    assert len(walk) <= 8
+
+
+def two_filters():
+    return keras.Sequential([keras.Input((6, 6, 2)), L.Conv2D(3, 3, activation="relu"),
+                             L.Conv2D(4, 3), L.Flatten(), L.Dense(2)])
+
+
+def shared_filter():
+    x = keras.Input((6, 6, 2))
+    conv = L.Conv2D(2, 3, padding="same")
+    return keras.Model(x, L.Dense(2)(L.Flatten()(conv(conv(x)))))
+
+
+def operations_in(directory):
+    """How many operations of each type ran, by a profile; its events are called "node:type"."""
+    (path,) = directory.glob("plugins/profile/*/*.xplane.pb")
+    planes = xplane_pb2.XSpace.FromString(path.read_bytes()).planes
+    return collections.Counter(
+        plane.event_metadata[event.metadata_id].name.rpartition(":")[2]
+        for plane in planes for line in plane.lines for event in line.events
+    )
+
+
+@pytest.mark.parametrize("make", [two_filters, shared_filter])
+def test_no_gradients_are_joined_but_for_this(make, tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    x, y = (rng.normal(size=shape).astype("float32") for shape in [(4, 6, 6, 2), (4, 2)])
+
+    def operations():
+        step = TowerStep(make(), "sgd", "mse", devices=["/cpu:0"])
+        step.gradients(x, y)  # traces it
+        directory = tmp_path / str(len(list(tmp_path.iterdir())))
+        with tf.profiler.experimental.Profile(str(directory)):
+            step.gradients(x, y)
+        return operations_in(directory)
+
+    with_it = operations()
+    monkeypatch.setattr("towers.step.tower.keep_biases_apart", lambda graph: None)
+    without = operations()
+    if not any(kind.startswith("_MklNativeConv2D") for kind in without):
+        pytest.skip("oneDNN computes no convolution here: there is nothing to join")
+    assert without[JOINED] > 0
+    assert with_it[JOINED] == 0
+    assert with_it["BiasAddGrad"] == without["BiasAddGrad"] + without[JOINED]
