@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from towers.graph.levels import Dependence, StageLevels, stage_scope
+from towers.graph.rows import Rows
 
 
 @pytest.fixture(autouse=True)
@@ -44,3 +45,14 @@ def test_a_regularizers_gradient_is_with_its_parameter():
         loss = tf.reduce_sum(tf.square(parameter))
     assert levels.level(loss) == 1
     assert levels.level(tape.gradient(loss, parameter)) == 3
+
+
+def test_a_graph_may_be_deeper_than_pythons_stack():
+    with tf.Graph().as_default():
+        x = value = tf.compat.v1.placeholder(tf.float32, [None, 3])
+        for _ in range(3000):
+            value = value + 1.0
+        for dependence in (Dependence(), StageLevels(3)):
+            dependence.feed(x, local=True, level=2)
+            assert dependence.level(value) == 2 and dependence.local(value, but_sizes=True)
+        assert Rows.of_shard([x]).kind(tf.reduce_mean(value)).name == "mean"

@@ -1,9 +1,15 @@
-"""What there is to run on, and the errors that say what to do instead."""
+"""What there is to run on, its memory and its name; the errors that say what to do instead."""
 
+from pathlib import Path
+
+import pynvml
 import pytest
 
-from towers.machine import devices
+from tests.machine.fake_gpus import use_nvml
+from towers.machine import devices, nvidia
 from towers.machine.devices import CPU, GPU, REHEARSAL
+from towers.machine.places import absolute, here, prefix
+from towers.machine.words import counted, plural
 
 
 def test_tower_devices_are_the_first_of_those_present():
@@ -78,3 +84,98 @@ def test_gpus_and_those_that_rehearse_them_have_the_policy_of_gpus(
 ])
 def test_a_device_has_one_short_name(name):
     assert devices.short_name(name) == "/cpu:3"
+
+
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.54.15  Tue Mar  5 22:23:56 UTC 2024\n"
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n"
+COMPILER = "GCC version:  gcc version 12.3.0 (Ubuntu 12.3.0-1ubuntu1~22.04)\n"
+H100 = ("NVIDIA H100 80GB HBM3", "GPU-8932f937", 81559, 80994)
+T4 = ("Tesla T4", "GPU-1c2f", 15360, 15000)
+GB10 = ("NVIDIA GB10", "GPU-77aa", 0, 0)
+
+
+@pytest.mark.parametrize(("text", "version"), [
+    (CLOSED, "550.54.15"), (OPEN, "570.86.15"), ("", None),
+])
+def test_the_kernel_modules_version_is_found(tmp_path, monkeypatch, text, version):
+    if text:
+        (tmp_path / "version").write_text(text + COMPILER)
+    monkeypatch.setattr(nvidia, "DRIVER_VERSION", tmp_path / "version")
+    assert nvidia.driver_version() == version
+
+
+def test_the_gpus_are_those_that_the_driver_lists(monkeypatch):
+    use_nvml(monkeypatch, H100, GB10)
+    assert nvidia.driver_gpus() == [(0, H100[0], 81559, 80994), (1, GB10[0], None, None)]
+
+
+@pytest.mark.parametrize(("visible", "numbers"), [
+    ("1", [1]), ("GPU-8932f937", [0]), (" GPU-1c2f, 0", [1, 0]), ("", [0, 1]), (None, [0, 1]),
+])
+def test_only_the_visible_gpus_are_asked_for(monkeypatch, visible, numbers):
+    use_nvml(monkeypatch, H100, T4)
+    found = nvidia.driver_gpus(visible)
+    assert [gpu.number for gpu in found] == numbers
+    assert [gpu.name for gpu in found] == [(H100, T4)[number][0] for number in numbers]
+
+
+@pytest.mark.parametrize(("gpus", "visible", "fault"), [
+    *(((H100, T4), visible, {}) for visible in ("2", "-1", "GPU-another", "0,7")),
+    ((H100,), None, {"error": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}),
+    ((H100,), None, {"seconds": 2}),  # the driver hangs
+    ((), None, {}),  # there is no NVML
+])
+def test_a_gpu_that_is_not_there_and_a_driver_that_fails_give_none(
+    monkeypatch, gpus, visible, fault
+):
+    use_nvml(monkeypatch, *gpus, **fault)
+    monkeypatch.setattr(nvidia, "PATIENCE", 0.2)
+    assert nvidia.driver_gpus(visible) is None
+
+
+@pytest.mark.parametrize(("facts", "words"), [
+    ((False, True, None), ["built without CUDA"]),
+    ((True, False, None), ["no NVIDIA driver"]),
+    ((True, False, ""), ["no NVIDIA driver", "CUDA_VISIBLE_DEVICES='' hides every GPU"]),
+    ((True, True, "-1,0"), ["CUDA_VISIBLE_DEVICES='-1,0' hides every GPU"]),
+    ((True, True, "7"), ["CUDA_VISIBLE_DEVICES='7' may name no GPU", "cuda", "--verbosity"]),
+    ((True, True, None), ["pip install -e '.[cuda]'", "--verbosity=1"]),
+])
+def test_the_reasons_for_no_gpu_are_named(facts, words):
+    reasons = nvidia.why_no_gpu(*facts)
+    assert len(reasons) == len(words)
+    assert all(word in reason for word, reason in zip(words, reasons, strict=True))
+
+
+def test_a_path_is_that_of_the_moment_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", "/home/me")
+    given = [absolute(path) for path in ("a/b", Path("a"), "/c", "~/d", "~")]
+    assert given == [tmp_path / "a/b", tmp_path / "a", Path("/c"), Path("/home/me/d"),
+                     Path("/home/me")]
+
+
+def test_a_directory_that_is_gone_is_nowhere(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    assert here() == Path()
+
+
+@pytest.mark.parametrize("text, shown", [
+    ("run: /home/me/runs/x", "run: runs/x"), ("--run='/home/me/a b'", "--run='a b'"),
+    ("/home/me/a and /home/me/b", "a and b"), ("/home/meat/a", "/home/meat/a"),
+    ("/mnt/home/me/a", "/mnt/home/me/a"), ("/home/me", "/home/me"), ("/home/me/.", "."),
+])
+def test_what_lies_below_a_directory_is_shown_from_there(text, shown):
+    assert prefix(Path("/home/me")).sub("", text) == shown
+
+
+@pytest.mark.parametrize("directory", [Path("/"), Path()])
+def test_in_the_root_paths_stay_whole(directory):
+    assert prefix(directory).sub("", "/a/b ./c") == "/a/b ./c"
+
+
+def test_only_one_is_singular():
+    assert [plural("tower", count) for count in (0, 1, 2)] == ["towers", "tower", "towers"]
+    assert [counted(n, "step") for n in (0, 1, 1500)] == ["0 steps", "1 step", "1,500 steps"]

@@ -1,5 +1,6 @@
-"""`import towers` costs nothing; what would make TensorFlow useless is said before its import."""
+"""What `import towers` costs; what libraries write to stderr; which line of a user is at work."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -7,24 +8,28 @@ import types
 from contextlib import nullcontext
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
+import tensorflow as tf
 
-import tests.real_workers
+from tests import real_workers
 from towers.machine import environment
+from towers.machine.user_lines import current_line, is_of_keras, line_of, line_of_error
 
-ROOT = Path(__file__).parents[2]
+ROOT, HERE = Path(__file__).parents[2], Path(__file__).name
 
 
-def run_python(code, **variables):
+def run_python(code, cwd=ROOT, **variables):
     """Runs code in a fresh Python, without the variables that set Keras' backend."""
     clean = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "KERAS_HOME")}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, env={**clean, **variables}, capture_output=True,
-        text=True, timeout=60, check=False,
+        [sys.executable, "-c", code], cwd=cwd, env={**clean, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True, text=True, timeout=60, check=False,
     )
 
 
-@pytest.mark.parametrize("tf_config", ["", tests.real_workers.tf_config(["a:1", "b:2"], 1)])
+@pytest.mark.parametrize("tf_config", ["", real_workers.tf_config(["a:1", "b:2"], 1)])
 def test_importing_towers_and_its_configuration_does_not_import_tensorflow(tf_config):
     done = run_python(
         "import sys, towers; towers.TrainConfig(); dir(towers); assert 'tensorflow' not in "
@@ -72,3 +77,108 @@ def test_tensorflow_2_20_is_the_oldest_that_is_accepted(monkeypatch, version, is
     error = pytest.raises(ValueError, match=f"TensorFlow {version} is too old")
     with nullcontext() if is_accepted else error:
         environment.check()
+
+
+NOISY = """
+import logging, os, pathlib, sys, warnings
+from towers.machine import terminal
+with terminal.quiet_stderr() as captured:
+    os.write(2, b"C++ before\\n")
+    logging.getLogger("tensorflow").warning("logged")
+    LINE
+    os.write(2, b"C++ after\\n")
+    warnings.warn("old")
+    print("for the user", file=sys.stderr)
+os.write(2, b"at the end\\n")
+"""
+
+
+def run_noisy(line, cwd):
+    return run_python(NOISY.replace("LINE", line), cwd)
+
+
+def test_messages_go_to_the_log_in_order_and_pythons_stderr_to_the_terminal(tmp_path):
+    (tmp_path / "log.txt").write_text("first\n")
+    done = run_noisy("captured.move_to(pathlib.Path('log.txt'))", tmp_path)
+    assert (done.stderr, done.returncode) == ("for the user\nat the end\n", 0)
+    log = (tmp_path / "log.txt").read_text().splitlines()
+    assert log[:4] == ["first", "C++ before", "WARNING:tensorflow: logged", "C++ after"]
+    assert "UserWarning: old" in log[4]
+
+
+def test_messages_without_a_log_are_dropped(tmp_path):
+    done = run_noisy("pass", tmp_path)
+    assert (done.stderr, done.returncode) == ("for the user\nat the end\n", 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_exception_reaches_the_terminal(tmp_path):
+    done = run_noisy("raise RuntimeError('own')", tmp_path)
+    assert done.stderr.splitlines()[-1] == "RuntimeError: own"
+    assert "C++ before" not in done.stderr
+
+
+def test_a_crash_says_where_it_was(tmp_path):
+    done = run_noisy("os.abort()", tmp_path)
+    assert done.stderr.startswith("Fatal Python error: Aborted")
+    assert done.returncode < 0
+
+
+def line_number():
+    return inspect.currentframe().f_back.f_lineno
+
+
+def test_the_current_line_is_the_innermost_outside_of_the_libraries():
+    assert current_line() == f"{HERE}:{line_number()}"
+
+
+def test_lines_of_keras_and_tensorflow_are_passed_over():
+    found = []
+
+    class Asks(keras.layers.Layer):
+        def call(self, x):
+            found.append(tf.nest.map_structure(lambda _: current_line(), 1))
+            return x
+
+    Asks()(tf.ones([1, 2]))
+    assert found == [f"{HERE}:{inspect.getsourcelines(Asks)[1] + 2}"]
+
+
+def test_an_operation_knows_the_line_that_made_it():
+    with tf.Graph().as_default():
+        made = keras.ops.square(tf.compat.v1.placeholder(tf.float32, [2])); line = line_number()  # noqa: E702,E501
+    assert line_of(made.op) == f"{HERE}:{line}"
+
+
+def reshape():
+    return np.reshape(np.zeros(3), (2, 2))
+
+
+def test_an_error_knows_the_innermost_line_that_it_or_its_cause_came_through():
+    """NumPy's own lines lie further in."""
+    with pytest.raises(ValueError) as caught:
+        reshape()
+    line = f"{HERE}:{inspect.getsourcelines(reshape)[1] + 1}"
+    assert line_of_error(caught.value) == line
+    error = ValueError("of a library's")
+    assert line_of_error(error) is None
+    error.__cause__ = caught.value
+    assert line_of_error(error) == line
+
+
+def test_what_keras_own_layers_make_is_told_from_what_a_user_writes_in_one():
+    made = {}
+
+    class Squares(keras.layers.Layer):
+        def call(self, x):
+            return keras.ops.square(x)
+
+    def body(x):
+        for layer in (keras.layers.LayerNormalization(scale=False, center=False), Squares()):
+            made[type(layer).__name__] = layer(x).op
+
+    with tf.Graph().as_default():
+        body(tf.compat.v1.placeholder(tf.float32, [None, 2]))
+    assert is_of_keras(made["LayerNormalization"], "layers")
+    assert not is_of_keras(made["Squares"], "layers")
+    assert not is_of_keras(made["LayerNormalization"], "metrics")

@@ -8,8 +8,7 @@ import tensorflow as tf
 
 import towers
 from tests import forked
-from tests.machine import fake_nvml
-from tests.machine.fake_gpus import FakeGpus
+from tests.machine.fake_gpus import FakeGpus, use_nvml
 from towers.app.config import TrainConfig
 from towers.machine import devices, logical, nvidia
 from towers.app.training.build import find_devices
@@ -143,7 +142,7 @@ def machine_with(free, monkeypatch):
     """GPUs with so many MiB free."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     gpus = [("A100", f"GPU-{i}", 81_920, mib) for i, mib in enumerate(free)]
-    fake_nvml.use(monkeypatch, *gpus)
+    use_nvml(monkeypatch, *gpus)
     return FakeGpus(len(free), monkeypatch)
 
 
@@ -205,7 +204,7 @@ def test_given_memory_asks_nobody_and_what_is_there_stays(monkeypatch):
 
 @pytest.mark.parametrize("gpus", [[("GB10", "GPU-1", 0, 0), ("T4", "GPU-2", 9000, 9000)], []])
 def test_unknown_memory_must_be_given(gpus, monkeypatch):
-    fake_nvml.use(monkeypatch, *gpus)
+    use_nvml(monkeypatch, *gpus)
     FakeGpus(1, monkeypatch)
     with pytest.raises(ValueError, match=r"nvidia-smi does not tell .*gpus\(8, memory_mib="):
         towers.logical_gpus(8)

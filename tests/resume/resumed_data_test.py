@@ -1,12 +1,21 @@
-"""The data of a fit that goes on: their order, their identity, and what is refused."""
+"""The input of a fit that goes on, also one with a state of its own; the callback itself."""
+
+import os
+from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
+from tests.app.datasets import loaders
+from tests.parallel import pairs
+from tests.parallel.fits import Fits, classifier, rows
 from towers.app.datasets import batches
+from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_data import Start, are_arrays, make_data, split_arrays
+from towers.resume.stateful import decoded, encoded
 
 X = np.arange(11, dtype="float64")
 
@@ -117,3 +126,102 @@ def test_arguments_that_make_no_sense_are_refused():
         make_data(Start(0), X, X[:10], None, 4, True)
     with pytest.raises(ValueError, match="x is a generator that gives no batch"):
         made((x for x in ()), Start(0, epoch=100, steps_per_epoch=2))
+
+
+STEPS = {"steps_per_epoch": 4, "batch_size": None}
+
+
+def loader(kind=loaders.Loader):
+    """4 batches of 7 examples, shuffled anew in each pass."""
+    x, y = rows(28)
+    return kind(x.reshape(4, 7, 6), y.reshape(4, 7))
+
+
+def test_nothing_that_was_trained_on_is_read_again(tmp_path):
+    made = []
+    fits = Fits(classifier(), lambda: made.append(loader()) or made[-1], **STEPS)
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=3)
+    fits.fit(tmp_path)
+    assert made[-1].read[:2] == [3, 0]  # the epoch's fourth batch, then the next pass
+
+
+def test_what_is_saved_is_the_state_after_the_last_step():
+    """Beside what has been read ahead; states of steps that are done are forgotten."""
+    def data(done, saved=None):
+        start = Start(0, steps_per_epoch=4)
+        return make_data(start, loader(), None, None, None, True, done=done, saved=saved)
+
+    steps = [0]
+    first = data(lambda: steps[0])
+    batches = [next(first.x) for _ in range(3)]
+    assert decoded(first.state())["at"] == 0
+    steps[0] = 1
+    assert decoded(first.state())["at"] == 1
+    again = data(lambda: 1, first.state())
+    np.testing.assert_array_equal(next(again.x)[0], batches[1][0])
+    next(first.x)
+    steps[0] = 0
+    with pytest.raises(KeyError):
+        first.state()
+
+
+def test_states_come_back_as_they_were():
+    state = {"a": [1, 2.5, None, True, "x"], 3: (b"\x00\xff", np.arange(4, dtype="uint8")),
+             "big": 2**100}
+    found = decoded(encoded(state))
+    np.testing.assert_array_equal(found[3][1], state[3][1])
+    assert found[3][1].dtype == np.uint8 and found[3][0] == state[3][0]
+    assert (found["a"], found["big"]) == (state["a"], state["big"])
+
+
+@pytest.mark.parametrize("kind, options, error", [
+    (loaders.Loader, {}, "give steps_per_epoch"),
+    (loaders.Unsaved, STEPS, r"x \(Unsaved\): its get_state\(\) cannot be saved: a set is none"),
+])
+def test_what_cannot_go_on_is_refused(kind, options, error, tmp_path):
+    with pytest.raises(ValueError, match=error):
+        classifier().fit(loader(kind), callbacks=[towers.Resume(tmp_path)], **options)
+
+
+@pytest.mark.parametrize("every", [0, -1, 2.5, "3", True])
+def test_a_number_of_steps_that_makes_no_sense_is_refused(every, tmp_path):
+    with pytest.raises(ValueError, match=r"^every \(.*\) must be an integer of at least 1"):
+        towers.Resume(tmp_path, every=every)
+
+
+def test_a_directory_that_is_no_path_is_refused():
+    with pytest.raises(ValueError, match=r"^directory \(None\) must be a path"):
+        towers.Resume(None)
+
+
+def test_a_directory_is_what_it_was_when_it_was_given(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert towers.Resume("~/backup").directory == tmp_path / "backup"
+    assert towers.Resume("backup").directory == Path(os.getcwd()) / "backup"
+
+
+def test_a_plain_model_refuses_it_and_says_how_it_works(tmp_path):
+    model = pairs.classifier()
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    with pytest.raises(ValueError, match="parallel = towers.make_parallel") as caught:
+        model.fit(*pairs.rows(7), verbose=0, callbacks=[towers.Resume(tmp_path)])
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_it_is_found_among_callbacks_however_they_are_given(tmp_path):
+    resume, other = towers.Resume(tmp_path), keras.callbacks.TerminateOnNaN()
+    assert only_one(Resume, [other, [resume]]) is resume
+    assert only_one(Resume, resume) is resume
+    assert only_one(Resume, [other]) is only_one(Resume, None) is None
+    with pytest.raises(ValueError, match="only one of them can be a towers.Resume"):
+        only_one(Resume, [resume, towers.Resume(tmp_path)])
+
+
+def test_a_list_of_keras_own_refuses_it(tmp_path):
+    parallel = towers.make_parallel(pairs.classifier(), 2)
+    parallel.compile("sgd", "sparse_categorical_crossentropy")
+    callbacks = keras.callbacks.CallbackList([towers.Resume(tmp_path)], model=parallel)
+    with pytest.raises(ValueError, match="works only in the fit of a parallel model"):
+        parallel.fit(*pairs.rows(7), verbose=0, callbacks=callbacks)

@@ -1,4 +1,4 @@
-"""Where a run stands, in memory and as JSON; the best epoch, by any monitored value; patience."""
+"""Where a run stands, in memory and as JSON; the best epoch, by any value; how it is fed."""
 
 import json
 import math
@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from towers.app.config import TrainConfig
+from towers.resume.source import InputOptions, num_steps
 from towers.resume.train_state import Monitor, TrainState, find_monitor, plain
 
 LOWEST_LOSS = Monitor("val_loss", highest=False)
@@ -149,3 +151,13 @@ def test_the_direction_is_the_metrics_or_what_is_asked_for(column, mode, highest
 def test_a_column_that_is_not_there_or_has_no_direction_is_refused(column, message):
     with pytest.raises(ValueError, match=message):
         find_monitor(column, "auto", DIRECTIONS, COLUMNS)
+
+
+def test_the_defaults_are_those_of_a_run():
+    config = TrainConfig()
+    assert InputOptions() == tuple(getattr(config, name) for name in InputOptions._fields)
+
+
+@pytest.mark.parametrize(("num_examples", "expected"), [(1, 1), (10, 1), (11, 2), (20, 2)])
+def test_the_last_partial_batch_is_a_step(num_examples, expected):
+    assert num_steps(num_examples, batch_size=10) == expected

@@ -1,7 +1,8 @@
-"""Real processes: what workers tell each other."""
+"""Real processes: who the workers are, what they tell each other, how they end without one."""
 
 import json
 import re
+import signal
 import socket
 import time
 
@@ -9,7 +10,7 @@ import pytest
 
 from tests import real_workers as started
 from towers.workers import watch, workers
-from towers.workers.cluster import ALONE
+from towers.workers.cluster import ALONE, Cluster, LOST_WORKER, find_cluster
 
 WORKER = ("-m", "tests.workers.worker")
 
@@ -76,3 +77,163 @@ def test_a_taken_port_is_an_error_before_tensorflow_starts():
     assert code == 1
     assert f"this worker's address is {hosts[0]}, and port" in errors
     assert "Address already in use. Is another worker of this index running?" in errors
+
+
+def begin(count, what, **environment):
+    """Workers, all of which have begun to meet."""
+    processes = started.start_all(count, *WORKER, what, **environment)
+    for process in processes:
+        assert process.first_line() == '"begun"'
+    return processes
+
+
+@pytest.mark.parametrize("lost", [0, 2])
+def test_a_killed_worker_is_named_by_all_others_at_once(lost):
+    processes = begin(3, "steps")
+    killed_at = time.monotonic()
+    processes[lost].send_signal(signal.SIGKILL)
+    others = [process for i, process in enumerate(processes) if i != lost]
+    for code, _, errors in started.finish(others, timeout=60):
+        assert code == LOST_WORKER
+        assert f"error: worker {lost} (127.0.0.1:" in errors
+        assert "was lost in the end of a step. Start the run again with resume=DIR" in errors
+    assert time.monotonic() - killed_at < 10
+
+
+def hang(what, **environment):
+    """(worker 1, stderr of worker 0) where worker 1 hangs; it is stopped in "steps"."""
+    processes = begin(2, what, **environment)
+    if what == "steps":
+        processes[1].send_signal(signal.SIGSTOP)
+    ((code, _, errors),) = started.finish(processes[:1], timeout=60)
+    assert code == LOST_WORKER
+    return processes[1], errors
+
+
+@pytest.mark.matrix
+def test_a_stopped_worker_is_named_after_the_timeout():
+    process, errors = hang("steps", TIMEOUT="4")
+    process.kill()
+    assert "error: worker 1 (127.0.0.1:" in errors and "did not answer for" in errors
+
+
+def test_a_worker_that_hangs_between_steps_is_named_and_says_where():
+    process, errors = hang("hang_between_steps")
+    assert re.search(
+        r"error: worker 1 \(127.0.0.1:\d+\) did not come to the end of a step for [12] seconds, "
+        r"and the log there says where it hangs. Start the run again with resume=DIR", errors
+    )
+    ((code, _, errors),) = started.finish([process], timeout=60)
+    assert code == -signal.SIGABRT
+    assert re.search(
+        r"error: the others wait for this worker, which has hung for [12] seconds, in "
+        r"sleep_for_long \(.*worker.py, line \d+\). Start the run again", errors
+    )
+
+
+@pytest.mark.matrix
+def test_a_worker_that_hangs_wholly_ends_the_others_after_ten_times_the_timeout():
+    process, errors = hang("hang_wholly")
+    process.kill()
+    assert re.search(  # a machine that is busy may not answer either
+        "the workers answer, but not all of them came to the end of a step within|did not answer",
+        errors,
+    )
+
+
+@pytest.mark.matrix
+def test_nobody_ends_while_nobody_waits_as_long_or_a_worker_writes_a_file():
+    ended = started.run_all(2, *WORKER, "pause")
+    assert [(code, said) for code, said, _ in ended] == [(0, '"came"\n')] * 2, ended
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("present", [0, 1])
+def test_a_worker_that_never_starts_is_named_after_the_timeout(present):
+    hosts = started.addresses(2)
+    process = started.start(hosts, present, *WORKER, "steps", TIMEOUT="4")
+    ((code, _, errors),) = started.finish([process], timeout=60)
+    assert code == LOST_WORKER, errors
+    assert f"worker {1 - present} ({hosts[1 - present]})" in errors
+
+
+@pytest.mark.parametrize("count", [2, pytest.param(11, marks=pytest.mark.matrix)])
+def test_every_worker_has_the_others_values_in_order(count):
+    """With 11, TensorFlow's own order is that of text: 10 comes before 2."""
+    ended = started.run_all(count, *WORKER, "collectives")
+    assert [code for code, _, _ in ended] == [0] * count, ended[0][2]
+    for worker, (_, said, _) in enumerate(ended):
+        assert json.loads(said) == {
+            "gather": [[100.0 * w, 100.0 * w + 1, 100.0 * w + 2] for w in range(count)],
+            "bool": [[w == 0] for w in range(count)],
+            "bfloat16": [0.5] * count,
+            "all_to_all": [100 * w + worker for w in range(count)],
+            "broadcast": [0.5],
+        }
+
+
+HOSTS = ["10.0.0.1:2222", "10.0.0.2:2222", "host.domain:65535"]
+
+
+def tf_config(cluster, task):
+    return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
+
+
+@pytest.mark.parametrize("kind, index, num_chiefs, expected", [
+    ("worker", 0, 0, 0), ("worker", 2, 0, 2), ("chief", 0, 1, 0), ("worker", 1, 1, 2),
+])
+def test_tf_config_names_the_workers_and_this_one(kind, index, num_chiefs, expected):
+    """A chief is worker 0, and the others follow."""
+    cluster = {"worker": HOSTS[num_chiefs:], "chief": HOSTS[:num_chiefs]}
+    found = find_cluster(tf_config(cluster, {"type": kind, "index": index}))
+    assert found == Cluster(tuple(HOSTS), expected)
+    assert (found.num_workers, found.is_chief) == (3, expected == 0)
+
+
+@pytest.mark.parametrize("environment", [
+    {}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}, {"SLURM_STEP_NUM_TASKS": "1"},
+    {"TF_CONFIG": "{}", "SLURM_STEP_NUM_TASKS": "4"},
+    tf_config({"worker": HOSTS[:1]}, {"type": "worker", "index": 0}),
+])
+def test_who_is_named_alone_is_alone(environment):
+    assert find_cluster(environment) == ALONE
+    assert ALONE.num_workers == 1 and ALONE.is_chief
+
+
+WORKER_0 = {"type": "worker", "index": 0}
+
+
+@pytest.mark.parametrize("environment, said", [
+    *(({"TF_CONFIG": text}, 'is not JSON of the form {"cluster": ')
+      for text in ("{", "[1]", "7", '{"cluster": {"worker": 3}}', '{"cluster": []')),
+    (tf_config({"worker": HOSTS}, {"type": "worker", "index": 3}),
+     "this is worker 3, and names 3 of these: .* from 0 to 2"),
+    (tf_config({"worker": HOSTS}, {"type": "worker", "index": -1}), "this is worker -1"),
+    (tf_config({"worker": HOSTS}, {"type": "worker", "index": "x"}), "this is worker 'x'"),
+    (tf_config({"worker": HOSTS}, {"type": "evaluator", "index": 0}), "the job 'evaluator'"),
+    *((tf_config({"worker": [*HOSTS, address]}, WORKER_0), f"{address!r}, which is no host:port")
+      for address in ("10.0.0.9", ":2222", "host:x", "host:70000", "host:0", "::1:2222",
+                      "http://n:1", 7)),
+    (tf_config({"worker": HOSTS + HOSTS[:1]}, WORKER_0), "the address 10.0.0.1:2222 twice"),
+])
+def test_a_tf_config_that_makes_no_sense_is_an_error_that_says_why(environment, said):
+    with pytest.raises(ValueError, match=f"^TF_CONFIG .*{said}"):
+        find_cluster(environment)
+
+
+def test_slurms_variables_name_workers(monkeypatch):
+    """As `srun --nodes=2 --ntasks=4` sets them on machines 9 and 10."""
+    slurm = {
+        "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[9-10]", "SLURM_PROCID": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURMD_NODENAME": "node10",
+    }
+    for name, value in slurm.items():
+        monkeypatch.setenv(name, value)
+    expected = ("node9:8888", "node9:8889", "node10:8888", "node10:8889")
+    assert find_cluster() == Cluster(expected, 3)
+    monkeypatch.setenv("SLURMD_NODENAME", "node9")
+    with pytest.raises(ValueError, match="task 3 is on node9, and should be at node10:8889"):
+        find_cluster()
+    monkeypatch.delenv("SLURM_STEP_NODELIST")
+    with pytest.raises(ValueError, match="Slurm's variables name no workers .* Give TF_CONFIG"):
+        find_cluster()

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import towers
 from tests.app.training.build_test import config
-from tests.machine import fake_nvml
+from tests.machine.fake_gpus import use_nvml
 from towers.app.config import TrainConfig
 from towers.app.diagnosis import describe
 from towers.app.reporting.report import Report
@@ -25,7 +25,7 @@ NO_GPUS = pytest.mark.skipif(
 @pytest.fixture(autouse=True)
 def _no_driver(monkeypatch, tmp_path):
     monkeypatch.setattr(nvidia, "DRIVER_VERSION", tmp_path / "absent")
-    fake_nvml.use(monkeypatch)
+    use_nvml(monkeypatch)
 
 
 def lines_of(act, run, *arguments):
@@ -136,7 +136,7 @@ def test_devices_that_a_run_would_not_get_are_a_line_and_no_error():
 def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch):
     assert blocks()["Driver"] == ["not found"]
     gpus = ("Tesla T4", "GPU-1", 15360, 15000), ("NVIDIA GB10", "GPU-2", 0, 0)
-    fake_nvml.use(monkeypatch, *gpus)
+    use_nvml(monkeypatch, *gpus)
     assert blocks()["Driver"] == [
         "found", "GPU 0  Tesla T4, 15360 MiB, 15000 MiB free",
         "GPU 1  NVIDIA GB10, [N/A] MiB, [N/A] MiB free",
