@@ -135,8 +135,7 @@ def test_a_run_that_ends_in_mid_epoch_is_saved_for_the_last_time_before_its_vali
     recorder._moment, recorder._action = "test_begin", lambda: seen.append(list(notes.saved))
     seen = []
     loop.train()
-    assert recorder.told[-11:] == [
-        "epoch_begin", *2 * STEP, *TEST, "epoch_end", "train_end"][-11:]
+    assert recorder.told[-11:] == ["epoch_begin", *2 * STEP, *TEST, "epoch_end", "train_end"][-11:]
     assert (state.step, state.epoch) == (6, 2)
     assert seen == [[0], [0, 4, 6]] and notes.saved == [0, 4, 6]
 

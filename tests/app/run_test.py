@@ -223,9 +223,7 @@ def test_ctrl_c_says_where_the_run_stopped_and_how_it_goes_on(capsys):
     assert "saved at step 3. Resume: python train.py --resume='a run'" in capsys.readouterr().out
     train, test = small_data()
     with pytest.raises(KeyboardInterrupt):
-        towers.train(
-            config(dataset="mnist", run_dir="own"), [Interrupt()], train=train, test=test
-        )
+        towers.train(config(dataset="mnist", run_dir="own"), [Interrupt()], train=train, test=test)
     words = "saved at step 3. Resume: the same script, with towers.TrainConfig(resume='own')"
     assert words in capsys.readouterr().out
 

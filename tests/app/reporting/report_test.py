@@ -41,8 +41,7 @@ def terminal(monkeypatch):
 @pytest.mark.parametrize(("tower_devices", "options", "expected"), [
     (["/gpu:0"], {}, "/cpu:0; tower 0 on /gpu:0"),
     (["/gpu:0"] * 2 + ["/gpu:1"], {"first": 4}, "/cpu:0; towers 4-5 on /gpu:0, 6 on /gpu:1"),
-    (["/gpu:0", "/gpu:1"], {"num_copies": 2},
-     "/cpu:0 and 2 copies; towers 0-1 on /gpu:0, /gpu:1"),
+    (["/gpu:0", "/gpu:1"], {"num_copies": 2}, "/cpu:0 and 2 copies; towers 0-1 on /gpu:0, /gpu:1"),
     (["/gpu:0"], {"stages": 2}, "/cpu:0; tower 0 on /gpu:0; each in 2 stages, on as many devices"),
 ])
 def test_the_devices_line_says_which_device_runs_which_towers(tower_devices, options, expected):
@@ -126,9 +125,7 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_run(is_terminal, tm
 @pytest.mark.parametrize("encoding, shown", [
     ("ascii", r"run: \u65e5\udcff"), ("latin1", r"run: \u65e5\udcff"), ("utf-8", r"run: 日\udcff"),
 ])
-def test_what_a_stream_cannot_encode_is_replaced_and_all_lines_come(
-    encoding, shown, is_terminal
-):
+def test_what_a_stream_cannot_encode_is_replaced_and_all_lines_come(encoding, shown, is_terminal):
     stream = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
     stream.isatty = lambda: is_terminal
     out = Report(stream)

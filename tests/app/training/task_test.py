@@ -65,9 +65,7 @@ def regression_data():
     return tuple(train.values()), tuple(test.values())
 
 
-OF_REGRESSION = {
-    "model": f"{__name__}:regression_model", "dataset": f"{__name__}:regression_data"
-}
+OF_REGRESSION = {"model": f"{__name__}:regression_model", "dataset": f"{__name__}:regression_data"}
 
 # Two outputs, inputs in a dict.
 
