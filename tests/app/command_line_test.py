@@ -1,4 +1,4 @@
-"""The frame of a command: one `error:` line, and an exit code that says how it ended."""
+"""A command: one error line, an exit code that says how it ended; its child ends with it."""
 
 import ast
 import dataclasses
@@ -15,8 +15,9 @@ from pathlib import Path
 import pytest
 from absl import flags
 
+from tests.processes import has_ended
 from towers.app import command_line, fields
-from towers.app.command_line import GROUPS, MOST_USED, asked_for, exit_code
+from towers.app.command_line import asked_for, exit_code, GROUPS, MOST_USED
 from towers.app.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -206,3 +207,27 @@ def test_a_group_that_there_is_not_is_an_error_with_the_groups():
 ])
 def test_arguments_that_ask_for_help(words, group):
     assert asked_for(["train.py", *words]) == group
+
+
+# Starts a child that would sleep for long, and prints its process id.
+STARTER = """
+import sys, time
+from towers.app import child_process
+child = child_process.start([sys.executable, "-c", "import time, towers; time.sleep(100)"])
+print(child.pid, flush=True)
+time.sleep(100)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone knows prctl")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_ends_with_its_parent(number):
+    starter = subprocess.Popen(
+        [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    pid = int(starter.stdout.readline())
+    assert not has_ended(pid, 0.2)
+    starter.send_signal(number)
+    assert has_ended(pid)
+    starter.communicate()

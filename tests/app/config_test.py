@@ -1,17 +1,19 @@
-"""TrainConfig: its fields, what it refuses, and its JSON."""
+"""TrainConfig: its fields, what it refuses, its JSON; class weights; package.module:function."""
 
 import dataclasses
 import json
 import math
 import pickle
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 
-from towers.app import fields
-from towers.app.config import TrainConfig, step_epochs
+from towers.app import fields, named
+from towers.app.class_weight import as_text, balanced, note, weights_of
+from towers.app.config import step_epochs, TrainConfig
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 # A flag is a promise: a new one needs a reason, and one that goes a line in CHANGELOG.md.
@@ -145,3 +147,92 @@ def test_the_text_of_the_configuration_is_the_help_of_all_its_fields():
     for field in dataclasses.fields(TrainConfig):
         help = fields.help_of(TrainConfig, field)
         assert help.endswith(".") and f"    {field.name}: {help}" in TrainConfig.__doc__
+
+
+@pytest.mark.parametrize("value, text", [
+    (None, None), ("balanced", "balanced"), ("0:1,1:5", "0:1,1:5"), ("1: 0.1, 0: 2e0", "1:0.1,0:2"),
+    ({0: 1, 1: 0.1234567890123}, "0:1,1:0.1234567890123"),
+    ({np.int64(3): np.float32(0.5)}, "3:0.5"),
+])
+def test_weights_become_one_text_that_holds_every_digit(value, text):
+    assert as_text(value) == text
+    config = TrainConfig(class_weight=value)
+    assert TrainConfig.from_json(config.to_json()).class_weight == text
+    if isinstance(value, dict):
+        assert weights_of(text) == value
+
+
+@pytest.mark.parametrize("value", [
+    "", "0", "0:1,", "0:1,0:2", "a:1", "0:x", "-1:1", "0:-1", "0:nan", "0:inf", "0:1:2", "1.5:1",
+    "9999999:1", "Balanced", {}, {0: "x"}, {0: math.inf}, {"a": 1}, {0.5: 1}, 3, [0, 1], True,
+])
+def test_what_is_no_class_and_weight_is_refused(value):
+    message = r"^class_weight \(.*\) must be balanced, or .* such as 0:1,1:5\.$"
+    with pytest.raises(ValueError, match=message):
+        TrainConfig(class_weight=value)
+
+
+def test_balanced_classes_count_alike_and_all_examples_what_they_did():
+    labels = np.array([0] * 6 + [2] * 3 + [5])
+    weights = balanced(labels)
+    totals = [weights[label] * (labels == label).sum() for label in weights]
+    np.testing.assert_allclose(totals, 10 / 3)
+
+
+def test_of_many_classes_the_note_shows_the_first():
+    assert note({1: 5.0, 0: 0.123456}) == "class weights: 0: 0.1235, 1: 5"
+    assert note(dict.fromkeys(range(12), 1.0)).endswith("9: 1, ...")
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """Writes a module into the current directory, which is not on sys.path."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    written = []
+
+    def write(name, text):
+        path = tmp_path / f"{name.replace('.', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        written.append(name.split(".")[0])
+
+    yield write
+    for name in [name for name in sys.modules if name.split(".")[0] in written]:
+        del sys.modules[name]
+
+
+def test_a_function_is_found_in_the_current_directory_which_comes_last(module):
+    module("named_package.inner", "def build():\n import named_neighbour as n\n return n.VALUE")
+    module("named_neighbour", "VALUE = 7")
+    assert named.import_function("named_package.inner:build", "model")() == 7
+    sys.modules.pop("colorsys", None)
+    module("colorsys", "def rgb_to_hsv(*rgb): return 'shadowed'")
+    assert named.import_function("colorsys:rgb_to_hsv", "model")(0, 0, 0) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("spec", "text", "cause"), [
+    *((spec, "", "must have the form package.module:function")
+      for spec in (":f", "m:", "m", "a:b:c", "a..b:f", ".m:f", "dir/m.py:f", "m:f()")),
+    ("named_missing:build", "", "No module named 'named_missing'"),
+    ("named_a:build", "def build(:", "SyntaxError"),
+    ("named_a:build", "raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
+    ("named_a:build", "import named_absent", "No module named 'named_absent'"),
+    ("named_a:build", "raise SystemExit(0)", "SystemExit"),
+    ("named_a:build", "import math\n\nmath.sqrt(-1)\n", "math domain error (named_a.py:3). "),
+    ("named_a:build_nett", "def build_net(): pass", "Did you mean 'build_net'?"),
+    ("named_a:build", "build = 3", "has no function 'build'"),
+])
+def test_what_cannot_be_imported_is_refused_with_the_cause(spec, text, cause, module):
+    module("named_a", text)
+    with pytest.raises(ValueError) as caught:
+        named.import_function(spec, "model")
+    message = str(caught.value)
+    assert message.startswith(f"model ({spec!r})") and "\n" not in message and cause in message
+
+
+def test_an_unknown_name_lists_the_names_the_nearest_and_the_form():
+    assert str(named.unknown_name("CNM", "model", ("cnn", "mlp"))) == (
+        "model ('CNM') must be one of cnn, mlp, or package.module:function. Did you mean 'cnn'?"
+    )
+    assert "Did you mean" not in str(named.unknown_name("xyz", "model", ("cnn", "mlp")))

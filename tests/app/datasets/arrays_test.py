@@ -1,10 +1,15 @@
-"""Arrays of any kind: what they become, and what is refused in which words."""
+"""Arrays of any kind, NumPy archives and functions of the user: what is taken, what is refused."""
+
+import os
+import sys
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.loading import refusal
+from tests.loading import load, refusal
+from towers.app import datasets
+from towers.app.datasets import npz
 from towers.app.datasets.dataset import check_arrays
 from towers.app.datasets.user import from_splits
 
@@ -113,3 +118,137 @@ def test_a_tf_data_dataset_of_structures_stays_as_it_is():
     for wrong in (tf.data.Dataset.range(3).window(2), tf.data.Dataset.from_tensors("text")):
         with pytest.raises(ValueError, match=r"mine \(train\): .* numbers: dense, ragged or spars"):
             of_custom_loss(wrong)
+
+
+# NumPy archives, whole, damaged and hostile
+
+
+@pytest.fixture(name="archive")
+def _archive(tmp_path):
+    """Writes FILE.npz; keyword arguments replace its arrays."""
+
+    def write(**replaced):
+        x = np.random.default_rng(6).integers(0, 256, (6, 4, 5)).astype(np.uint8)
+        arrays = {"x_train": x, "y_train": np.arange(6), "x_test": x[:3], "y_test": np.arange(3)}
+        path = tmp_path / "data.npz"
+        arrays |= replaced
+        np.savez(path, **{key: value for key, value in arrays.items() if value is not None})
+        return str(path)
+
+    return write
+
+
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.parametrize("key", npz.KEYS)
+def test_object_array_is_refused_and_its_payload_never_runs(archive, tmp_path, key):
+    trace = tmp_path / "payload_ran"
+    path = archive(**{key: np.array([Payload(str(trace))] * 3, object)})
+    message = refusal(load, "npz", path)
+    assert path in message and "Python objects are never loaded" in message
+    assert not trace.exists()
+    with np.load(path, allow_pickle=True) as trusted:  # the payload is a live one
+        trusted[key]
+    assert trace.exists()
+
+
+def test_an_error_names_the_file_and_what_is_wrong(archive, tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "text").write_bytes(b"x_train,y_train\n")
+    np.save(tmp_path / "one.npy", np.zeros(3))
+    x = np.zeros((3, 4, 5))
+    x[1, 0, 0] = np.nan
+    assert "y_train is not a file in the archive" in refusal(load, "npz", archive(y_train=None))
+    for path, message in (
+        (archive(x_test=x), "(x_test, y_test): example 1 holds nan"),
+        (str(tmp_path / "nothing.npz"), "it does not exist"),
+        (str(tmp_path), "it is no file"), (str(tmp_path / "pipe"), "it is no file"),
+        (str(tmp_path / "text"), "never loaded"), (str(tmp_path / "one.npy"), "not an .npz arch"),
+    ):
+        told = refusal(load, "npz", path)
+        assert told.startswith(path) and message in told
+    assert "dataset=npz needs data_dir=FILE.npz" in refusal(load, "npz")
+
+
+def test_a_damaged_archive_is_an_error_with_its_name(archive):
+    path = archive()
+    with open(path, "rb") as file:
+        content = file.read()
+    dataset = load("npz", path)
+    assert (dataset.input_shape, dataset.num_classes, dataset.name) == ((4, 5), 6, "npz")
+    for index in range(0, len(content), 37):
+        damaged = bytearray(content)
+        damaged[index] ^= 0xFF
+        for spoilt in (content[:index], bytes(damaged)):
+            with open(path, "wb") as file:
+                file.write(spoilt)
+            try:
+                load("npz", path)
+            except ValueError as error:
+                assert path in str(error) and "\n" not in str(error)
+
+
+# Functions of the user: package.module:function
+
+
+@pytest.fixture
+def user_module(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    header = "import numpy as np, tensorflow as tf\n"
+    yield lambda text: (tmp_path / "user_data.py").write_text(header + text)
+    sys.modules.pop("user_data", None)
+
+
+SLICES = "tf.data.Dataset.from_tensor_slices((np.zeros((5, 2)), np.arange(5) % 3))"
+
+
+def test_user_arrays_are_read(user_module):
+    code = "def load(): return (np.zeros((5, 2)), np.arange(5)), [np.ones((2, 2)), [0, 1]]"
+    user_module(f"NUM_CLASSES = 8\n{code}")
+    dataset = load("user_data:load")
+    assert (dataset.name, dataset.input_shape, dataset.num_classes) == ("user_data:load", (2,), 8)
+    assert dataset.test[0].dtype == np.float32 and datasets.num_examples(dataset.train) == 5
+
+
+def test_user_tf_data_is_read_and_counted(user_module):
+    user_module(f"def load(): return {SLICES}, {SLICES}.filter(lambda x, y: y < 2)")
+    dataset = load("user_data:load")
+    assert (dataset.input_shape, dataset.num_classes) == ((2,), 3)
+    assert datasets.num_examples(dataset.train) == 5
+    assert datasets.num_examples(dataset.test) == 4  # a filter does not know its count
+    assert isinstance(dataset.train, tf.data.Dataset)
+
+
+@pytest.mark.parametrize(
+    "expression, words",
+    [
+        ("None", "returned a NoneType"),
+        ("(1, 2)", "is (int, int)"),
+        (f"({SLICES}.batch(2),) * 2", "add .unbatch()"),
+        (f"({SLICES}.repeat(),) * 2", "repeats forever"),
+        (f"({SLICES}.take(0),) * 2", "no examples"),
+        (f"({SLICES}.map(lambda x, y: x),) * 2", "must be (x, y)"),
+        (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
+        (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
+        (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
+        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples have shapes (1,)"),
+    ],
+)
+def test_user_function_that_returns_something_else_is_refused(user_module, expression, words):
+    user_module(f"def load(): return {expression}")
+    message = refusal(load, "user_data:load")
+    assert words in message and "user_data:load" in message
+
+
+def test_error_of_the_user_function_passes_through(user_module):
+    user_module("def load(): raise KeyError('mine')")
+    with pytest.raises(KeyError, match="mine"):
+        load("user_data:load")

@@ -1,13 +1,16 @@
-"""Which files of a directory train, which test, and what parses their records."""
+"""Which files of a directory train, which test, and what parses their records; TFDS."""
 
+import sys
+from functools import partial
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
 from tests.app.datasets.sources import write_records
 from tests.loading import refusal
 from towers.app import datasets
-from towers.app.datasets import batches as input_lib
-from towers.app.datasets import record_files
+from towers.app.datasets import batches as input_lib, record_files
 from towers.resume.source import Epoch, InputOptions
 
 ME = "tests.app.datasets.record_files_test"
@@ -162,3 +165,56 @@ def test_a_flipped_byte_is_named_when_its_turn_comes(folder):
     examples = input_lib.load_examples(load(folder).train)
     message = refusal(list, input_lib.shuffled_batches(examples, 4, 0, 0))
     assert message.startswith(f"{folder} (train): example 12 cannot be read: corrupted record")
+
+
+# A data set of TensorFlow Datasets, prepared here: the same examples, by index
+
+
+load_tfds = partial(datasets.load, input_shape=(), num_classes=1)
+
+
+@pytest.fixture(name="tfds_folder", scope="module")
+def _tfds_folder(tmp_path_factory):
+    pytest.importorskip("tensorflow_datasets", reason="pip install 'tf-towers[tfds]'")
+    from tests.app.datasets.small_digits import SmallDigits
+
+    folder = tmp_path_factory.mktemp("tfds")
+    SmallDigits(data_dir=folder, file_format="array_record").download_and_prepare()
+    return str(folder)
+
+
+@pytest.mark.telling("1")
+@pytest.mark.parametrize("data_workers", [0, 1])
+def test_examples_are_those_of_the_data_set(tfds_folder, data_workers):
+    import tensorflow_datasets
+
+    dataset = load_tfds("tfds:small_digits", tfds_folder)
+    assert (dataset.input_shape, dataset.num_classes) == ((8, 8, 1), 3)
+    assert tuple(dataset.class_names) == ("a", "b", "c")
+    examples = input_lib.load_examples(dataset.train, InputOptions(data_workers=data_workers))
+    found = list(input_lib.ordered_batches(examples, 8))
+    source = tensorflow_datasets.data_source("small_digits", split="train", data_dir=tfds_folder)
+    np.testing.assert_array_equal(
+        np.concatenate([x for x, _ in found]),
+        np.stack([example["image"] for example in source]).astype("float32") / 255,
+    )
+    np.testing.assert_array_equal(
+        np.concatenate([y for _, y in found]), [example["label"] for example in source]
+    )
+
+
+@pytest.mark.matrix
+def test_a_model_with_a_loss_of_its_own_gets_them_too(tfds_folder):
+    dataset = load_tfds("tfds:small_digits", tfds_folder, custom_loss=True)
+    assert dataset.num_classes is None and dataset.train.num_examples == 30
+
+
+def test_an_unknown_data_set_is_one_line(tfds_folder):
+    error = refusal(load_tfds, "tfds:nosuch", tfds_folder)
+    assert error.startswith("dataset=tfds:nosuch cannot be loaded: ") and len(error) < 200
+
+
+def test_the_package_is_named_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
+    error = refusal(load_tfds, "tfds:mnist", None)
+    assert "pip install 'tf-towers[tfds]'" in error

@@ -1,12 +1,26 @@
-"""sweep.csv: its columns, speed-up and efficiency by hand, the way back from the file; advice."""
+"""sweep.csv: its columns, speed-up and efficiency by hand, the way back; advice; sweep.png."""
 
 import math
 
 import pytest
 
-from tests.app.sweep.rows import of_speeds, row
-from towers.app.sweep.table import advice, filled_row, read_table, with_speedups, write_table
+from towers.app.sweep.chart import draw_sweep
+from towers.app.sweep.table import advice, filled_row, read_table, Row, with_speedups, write_table
 from towers.machine.places import LostDirectoryError
+
+
+def row(batch_size, num_gpus, speed, model="cnn"):
+    """A row of that examples_per_second; None for a cell that failed."""
+    cell = Row(model, batch_size, batch_size // num_gpus, num_gpus, num_gpus)
+    if speed is None:
+        return cell._replace(error="it broke.")
+    return cell._replace(examples_per_second=float(speed), val_accuracy=0.5)
+
+
+def of_speeds(speeds):
+    """Rows with speed-ups, from {(global batch, GPUs): examples per second}."""
+    return with_speedups([row(*cell, speed) for cell, speed in speeds.items()])
+
 
 COLUMNS = (
     "model,batch_size,per_tower_batch,num_gpus,num_towers,epochs,accuracy,val_accuracy,seconds,"
@@ -107,3 +121,13 @@ def test_useful_examples_decide_what_learns_fastest():
         "cnn is fastest at a global batch of 256 on 2 devices (300 examples/s); counting the "
         "examples that help, cnn learns fastest at 64 on 2 devices (50% of 180 examples/s); "
     ) in advice(rows, on_gpus=True)
+
+
+@pytest.mark.parametrize("speeds", [
+    {(64, 1): 100},
+    {(64, 2): 100, (128, 1): 100},
+    {(64, 1): 1000, (64, 2): 50, (128, 1): 100, (128, 2): 150},
+])
+def test_a_sweep_is_drawn_whatever_cells_are_done(speeds, tmp_path):
+    draw_sweep(tmp_path / "sweep.png", of_speeds(speeds), "cnn on mnist", "a note")
+    assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -1,20 +1,29 @@
-"""A configuration made real: its devices, its batch, its model, and what it records of them."""
+"""A configuration made real: what it records, what it goes on from, objects in place of names."""
+
+from functools import partial
+from pathlib import Path
 
 import keras
 import numpy as np
+import pytest
 
+from tests.app import run_test
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import ordered_batches
-from towers.machine import devices as devices_lib
+from towers.app.reporting.report import report_of
+from towers.app.training import several_workers
 from towers.app.training.build import build, find_devices
+from towers.app.training.loaded import build_metrics, load_newest
+from towers.app.training.task import load_callbacks, PYTHON, UserObjects
+from towers.machine import devices as devices_lib
+from towers.resume import checkpoints, run_dir
+from towers.resume.checkpointer import Checkpointer
+from towers.resume.run_dir import LOG
+from towers.resume.train_state import TrainState
+from towers.workers.cluster import ALONE, Cluster
 
 
-def config(**values):
-    """The model and the data of run_test: 50 examples to train on, 20 to test."""
-    small = {"model": "tests.app.run_test:small_model",
-             "dataset": "tests.app.run_test:small_data",
-             "num_gpus": 2, "batch_size": 16, "device": "cpu"}
-    return TrainConfig(**{**small, **values})
+config = partial(run_test.config, device="cpu")  # 50 examples to train on, 20 to test
 
 
 def test_a_run_has_its_towers_on_its_devices_and_its_parameters_on_the_cpu():
@@ -87,5 +96,155 @@ def test_what_was_done_to_the_model_is_noted():
     run = build(config(freeze="body", schedule="cosine"))
     assert run.notes == [
         "2 of 4 trainable variables frozen, 32 parameters",
-        "learning rate: cosine to 0 at update 48",
+        "learning rate: cosine to 0 at update 8",
     ]
+
+
+# What a run goes on from, and what it refuses to go on from
+
+
+@pytest.fixture(name="run", scope="module")
+def _run():
+    made = build(config())
+    return made._replace(config=config(resume="run"))
+
+
+@pytest.fixture(name="directory")
+def _directory(run, tmp_path):
+    directory = run_dir.create(str(tmp_path / "run"), "n", run.config.to_json())
+    (directory / run_dir.CHECKPOINTS).mkdir()
+    return directory
+
+
+def loaded(run, directory):
+    checkpointer = Checkpointer(directory, run.workers, pytest.fail)
+    data = several_workers.check_same(run)
+    return load_newest(run, checkpointer, (), data, {}), checkpointer
+
+
+def save(run, directory, state):
+    _, checkpointer = loaded(run, directory)
+    assert checkpointer.found is None
+    build_metrics(run, checkpointer)
+    checkpointer.save_first(state)
+
+
+def test_the_newest_checkpoint_is_put_in_place(run, directory):
+    kernel = run.step.model.trainable_variables[0]
+    save(run, directory, TrainState(step=3, epoch_step=3))
+    before = kernel.numpy()
+    kernel.assign(before + 1)
+    state, checkpointer = loaded(run, directory)
+    path, _, damaged = checkpointer.found
+    assert (path.name, state.step, damaged) == ("epoch-0-step-3", 3, [])
+    np.testing.assert_array_equal(kernel.numpy(), before)
+
+
+@pytest.mark.parametrize("field, value, words", [
+    ("position", {"phase": 1}, "epoch-0-step-1 is no checkpoint of a run: "),
+    ("position", 5, "epoch-0-step-1 is no checkpoint of a run: "),
+    ("data", None, "epoch-0-step-1 is no checkpoint of a run: "),
+    ("config", 5, "epoch-0-step-1 is no checkpoint of a run: "),
+    ("config", {"model": "gru"}, r"another run: .*model \(gru then, .* Restore config.json"),
+    ("data", {"train": "0", "test": "0"}, "the train data are not those that .* was trained on"),
+    ("position", {"results": [[1, 0.5]]}, "a run with other columns than loss"),
+])
+def test_what_is_no_checkpoint_of_this_run_is_refused(field, value, words, run, directory):
+    save(run, directory, TrainState())
+    path = directory / run_dir.CHECKPOINTS / "epoch-0-step-0"
+    state, arrays = checkpoints.read(path)
+    newer = path.with_name("epoch-0-step-1")
+    checkpoints.write(newer, checkpoints.Checkpoint({**state, field: value}, arrays))
+    with pytest.raises(ValueError, match=words):
+        loaded(run, directory)
+
+
+# The parts of several workers that need one process; the others: workers_test.py
+
+
+CHIEF, OTHER = (Cluster(("a:1", "b:1"), index) for index in (0, 1))
+
+
+def test_the_chiefs_log_is_the_runs():
+    assert [several_workers.log_name(c) for c in (ALONE, CHIEF, OTHER)] == [LOG, LOG, "log-1.txt"]
+
+
+def test_what_works_with_one_worker_is_refused_for_several():
+    several_workers.check_alone(ALONE, "plan=True")
+    with pytest.raises(ValueError, match="^plan=True works with one worker, .* names 2. Unset"):
+        several_workers.check_alone(CHIEF, "plan=True")
+
+
+def test_the_other_workers_say_where_their_lines_go_and_nothing_else(capsys):
+    out = report_of(OTHER)
+    out.line("never seen")
+    assert capsys.readouterr().out == (
+        "worker 1 of 2, at b:1: its lines go to log-1.txt in the run's directory\n"
+    )
+
+
+def test_who_is_alone_makes_its_directory_and_agrees(tmp_path):
+    run = build(config())
+    assert several_workers.shared_directory(run, Path("a"), tmp_path) == tmp_path / "a"
+    assert list(several_workers.check_same(run)) == ["train", "test"]
+
+
+# Objects in place of names, and the user's callbacks
+
+
+MODEL = keras.Sequential([keras.Input((1,))])
+
+
+def test_an_object_takes_the_place_of_its_name():
+    config = TrainConfig(seed=3)
+    assert UserObjects().named_in(config) == config
+    assert UserObjects(model=MODEL).named_in(config) == TrainConfig(seed=3, model=PYTHON)
+    named = UserObjects(MODEL, train=[1]).named_in(config)
+    assert (named.model, named.dataset, named.seed) == (PYTHON, PYTHON, 3)
+
+
+@pytest.mark.parametrize(
+    ("objects", "config", "message"),
+    [
+        (UserObjects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
+        (UserObjects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),
+        (UserObjects(train=[1]), {"dataset": "music"}, r"dataset \(music\) is the configuration's"),
+        (UserObjects(train=[1]), {"data_dir": "x"}, r"data_dir \(x\) has no effect beside `train`"),
+        (UserObjects(test=[1]), {}, "`test` needs `train`"),
+        (UserObjects(model="mlp"), {}, r"model \('mlp'\) must be a keras.Model"),
+        (UserObjects(), {"model": PYTHON}, r"towers.train\(config, \.\.\.\) there"),
+    ],
+)
+def test_what_is_given_twice_or_not_at_all_is_refused(objects, config, message):
+    with pytest.raises(ValueError, match=message):
+        objects.named_in(TrainConfig(**config))
+
+
+class Recorder(keras.callbacks.Callback):
+    """Hears nothing."""
+
+
+RETURNED = {
+    "two": [Recorder(), keras.callbacks.TerminateOnNaN()], "one": Recorder(),
+    "classes": [Recorder], "backups": [keras.callbacks.BackupAndRestore("backup")],
+}
+two, one, classes, backups = (lambda returned=value: returned for value in RETURNED.values())
+
+
+def test_a_users_function_brings_callbacks_before_those_of_a_script():
+    mine = Recorder()
+    assert load_callbacks(f"{__name__}:two", [mine]) == [*RETURNED["two"], mine]
+    assert load_callbacks(None) == []
+
+
+@pytest.mark.parametrize("name, message", [
+    ("one", "returned Recorder; it must be a list of keras"),
+    ("classes", "returned <class .*Recorder'>, which is no keras"),
+    ("backups", "returned a BackupAndRestore, .*leave BackupAndRestore out"),
+    ("none", "has no function 'none'"),
+])
+def test_what_brings_no_callbacks_is_refused(name, message):
+    with pytest.raises(ValueError, match=rf"callbacks \('{__name__}:{name}'\).*{message}"):
+        load_callbacks(f"{__name__}:{name}")
+    with pytest.raises(ValueError, match="^callbacks hold <class "):
+        load_callbacks(None, [Recorder])

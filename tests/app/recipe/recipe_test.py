@@ -1,0 +1,332 @@
+"""Changes of a built model; the optimizer, its schedule and smoothed labels that flags make."""
+
+import math
+
+import keras
+import numpy as np
+import pytest
+
+from tests.app.run_test import normalized_model
+from towers.app import models
+from towers.app.config import TrainConfig
+from towers.app.recipe.label_smoothing import smoothed
+from towers.app.recipe.model_changes import freeze, set_dropout, take_values
+from towers.app.recipe.optimizer import (
+    Length, make_optimizer, make_schedule, override_optimizer, plain_schedule, schedule_notes,
+    shown_rate,
+)
+from towers.machine import devices
+from towers.machine.keras_internals import all_layers
+from towers.step import TowerStep
+
+L = keras.layers
+
+
+def model_of(*layers, shape=(1000,)):
+    return keras.Sequential([keras.Input(shape), *layers])
+
+
+def attention_model(dropout):
+    x = keras.Input((5, 4))
+    return keras.Model(x, L.MultiHeadAttention(2, 3, dropout=dropout)(x, x))
+
+
+@pytest.mark.parametrize("rate", [0, 0.25])
+@pytest.mark.parametrize("built_with", [0.0, 0.1])
+def test_the_rate_is_the_share_of_dropped_units_also_in_a_saved_model(built_with, rate, tmp_path):
+    model = model_of(L.Dropout(built_with, seed=1))
+    set_dropout(model, rate)
+    dropped = np.asarray(model(np.ones((4, 1000), np.float32), training=True)) == 0
+    assert dropped.mean() == pytest.approx(rate, abs=0.04)  # 5.8 standard deviations of 4,000 units
+    model.save(tmp_path / "model.keras")
+    assert keras.models.load_model(tmp_path / "model.keras").layers[0].rate == rate
+
+
+def test_every_layer_that_drops_is_set_and_no_other():
+    gru = L.GRU(3, dropout=0.1, return_sequences=True)
+    lstm = L.LSTM(3, recurrent_dropout=0.1, return_sequences=True)
+    inner = model_of(L.Dropout(0.1), L.SpatialDropout1D(0.1), shape=(5, 4))
+    model = model_of(
+        inner, L.TimeDistributed(L.Dropout(0.1)), L.AlphaDropout(0.1), L.GaussianDropout(0.1),
+        gru, lstm, L.Bidirectional(L.GRU(3)), shape=(5, 4),
+    )
+    set_dropout(model, 0.4)
+    assert [layer.rate for layer in all_layers(model) if hasattr(layer, "rate")] == [0.4] * 5
+    assert (gru.dropout, gru.recurrent_dropout) == (0.4, 0)
+    assert (lstm.dropout, lstm.recurrent_dropout) == (0, 0.4)
+    set_dropout(attention_model(0.1), 0.5)
+
+
+@pytest.mark.parametrize("build", [
+    lambda: models.load("mlp").build((12, 12, 1), 10), lambda: attention_model(0.0),
+])
+def test_a_model_that_drops_nothing_is_refused(build):
+    model = build()
+    with pytest.raises(ValueError) as caught:
+        set_dropout(model, 0.5)
+    assert f"dropout (0.5) has no effect: model {model.name!r} has no" in str(caught.value)
+
+
+def test_a_layer_built_with_rate_0_gets_a_seed_that_towers_advance_and_know_as_one():
+    def train(num_devices):
+        keras.utils.set_random_seed(0)
+        model = model_of(L.Dense(6), L.Dropout(0.0), L.Dense(1), shape=(4,))
+        assert not model.non_trainable_variables
+        set_dropout(model, 0.5)
+        (seed,) = model.non_trainable_variables
+        before = seed.numpy()
+        step = TowerStep(
+            model, "sgd", "mse", num_towers=3, devices=devices.tower_devices(num_devices, "cpu")
+        )
+        rng = np.random.default_rng(0)
+        for _ in range(2):
+            step(rng.normal(size=(6, 4)), rng.normal(size=(6, 1)))
+        assert not np.array_equal(seed.numpy(), before)
+        return [v.numpy().tobytes() for v in model.variables]
+
+    assert train(1) == train(3)
+
+
+# Frozen layers
+
+
+@pytest.fixture(name="model")
+def _model():
+    return normalized_model((3,), 3)
+
+
+def test_a_layer_normalizes_by_its_statistics_and_the_others_are_trained(model):
+    assert freeze(model, "(^|/)norm/") == "2 of 6 trainable variables frozen, 16 parameters"
+    assert [v.path.rpartition("/")[0].rpartition("/")[2] for v in model.trainable_variables] == [
+        "body", "body", "head", "head"
+    ]
+    norm = model.get_layer("norm")
+    assert not norm.trainable
+    x = np.full((2, 8), 3.0, "float32")
+    np.testing.assert_allclose(norm(x, training=True), x / np.sqrt(1.001), rtol=1e-5)
+
+
+def test_layers_of_inner_models_are_found_too():
+    inner = normalized_model((3,), 3)
+    outer = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2, name="top")])
+    assert freeze(outer, "body|norm|head").startswith("6 of 8 ")
+    assert [v.path.rpartition("top/")[2] for v in outer.trainable_variables] == ["kernel", "bias"]
+
+
+@pytest.mark.parametrize("pattern, message", [
+    ("bdy", r"^freeze \('bdy'\) is found in no .* 6, such as .*body/"),
+    (".", "leaves no variable to train"),
+    ("norm|body/bias", r"body/bias, and not in every variable .*Name whole layers, such as \^conv"),
+])
+def test_nothing_everything_and_parts_of_a_layer_are_refused(model, pattern, message):
+    with pytest.raises(ValueError, match=message):
+        freeze(model, pattern)
+
+
+# Values of a file
+
+
+@pytest.fixture(name="file", scope="module")
+def _file(tmp_path_factory):
+    """A model for 3 classes, its values all 7."""
+    path = tmp_path_factory.mktemp("saved") / "saved.keras"
+    model = normalized_model((3,), 3)
+    for variable in model.weights:
+        variable.assign(np.full(variable.shape, 7.0))
+    model.save(path)
+    return str(path)
+
+
+def test_variables_of_the_same_name_and_shape_are_found_and_the_others_listed(file):
+    """A head for 5 classes; the statistics of BatchNormalization are taken, too."""
+    for classes, left in ((3, ""), (5, "; not found in it: head/kernel [8, 5], head/bias [5]")):
+        model = normalized_model((3,), classes)
+        text = take_values(model, TrainConfig(init_from=file))
+        found = [bool((v.numpy() == 7).all()) for v in model.weights]
+        assert found == [True] * 6 + [not left] * 2
+        assert text == f"{sum(found)} of 8 variables begin with the values in {file}{left}"
+
+
+def test_names_inside_of_another_model_are_found(file):
+    inner = normalized_model((3,), 3)
+    model = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2, name="top")])
+    assert take_values(model, TrainConfig(init_from=file)).startswith("8 of 10 ")
+
+
+def test_a_file_without_anything_of_the_model_and_a_missing_one_are_refused(file):
+    """A run that goes on has its values in its checkpoint."""
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(3, name="other")])
+    with pytest.raises(ValueError, match=r"init_from \(.*holds body/kernel \[3, 8\].* other/kern"):
+        take_values(model, TrainConfig(init_from=file))
+    with pytest.raises(ValueError, match="none.keras.* does not exist; name a file of model.save"):
+        take_values(model, TrainConfig(init_from="none.keras"))
+    assert take_values(model, TrainConfig(init_from="none.keras", resume="run")) is None
+
+
+LENGTH = Length(num_steps=40, steps_an_epoch=10)
+RATE = 0.5
+
+
+def made(name="sgd", **values):
+    return make_optimizer(TrainConfig(**values), name, LENGTH)
+
+
+def changed(own, **values):
+    return override_optimizer(own, TrainConfig(**values), LENGTH)
+
+
+def test_flags_are_keras_arguments_and_without_them_its_defaults_stay():
+    assert made("SGD").get_config() | {"name": ""} == keras.optimizers.SGD().get_config() | {
+        "name": ""
+    }
+    config = made(
+        momentum=0.9, weight_decay=0.01, clip_norm=2.0, ema=0.99, schedule="cosine"
+    ).get_config()
+    names = "momentum", "weight_decay", "global_clipnorm", "use_ema", "ema_momentum"
+    assert [config[name] for name in names] == [0.9, 0.01, 2.0, True, 0.99]
+    assert config["learning_rate"]["config"]["initial_learning_rate"] == 0.01  # Keras' default
+    scaled = made("rmsprop", learning_rate=0.5, precision="mixed_float16")
+    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+    assert float(scaled.inner_optimizer.learning_rate) == 0.5
+
+
+@pytest.mark.parametrize("name, values, message", [
+    ("LossScaleOptimizer", {}, r"^optimizer \('LossScaleOptimizer'\) must be one of .*adam, "),
+    ("get", {}, "^optimizer "),
+    ("lion", {"momentum": 0.9}, r"^momentum \(0.9\): lion has none. Use optimizer=sgd"),
+])
+def test_what_is_no_optimizer_and_an_argument_that_it_lacks_are_refused(name, values, message):
+    with pytest.raises(ValueError, match=message):
+        made(name, **values)
+
+
+def test_a_models_own_optimizer_stays_where_nothing_or_the_rate_alone_is_given():
+    own = keras.optimizers.SGD(0.5, momentum=0.9)
+    own.build([keras.Variable([1.0])])
+    own.iterations.assign(7)
+    assert changed(own, label_smoothing=0.1) is own and float(own.learning_rate) == 0.5
+    assert changed(own, learning_rate=0.25) is own
+    assert (float(own.learning_rate), int(own.iterations)) == (0.25, 7)
+
+
+def test_what_is_given_beside_a_models_own_optimizer_wins_and_the_rest_of_it_stays():
+    own = keras.optimizers.SGD(0.5, momentum=0.9)
+    config = changed(own, clip_norm=2.0, schedule="cosine").get_config()
+    assert (config["momentum"], config["global_clipnorm"]) == (0.9, 2.0)
+    assert config["learning_rate"]["config"]["initial_learning_rate"] == 0.5
+    scaled = changed(keras.optimizers.LossScaleOptimizer(own), momentum=0.5)
+    assert isinstance(scaled, keras.optimizers.LossScaleOptimizer)
+    assert scaled.inner_optimizer.momentum == 0.5
+    assert isinstance(changed(own, optimizer="adam", clip_norm=1.0), keras.optimizers.Adam)
+
+
+@pytest.mark.parametrize("values", [{"learning_rate": 0.25}, {"schedule": "cosine"}])
+def test_a_rate_replaces_no_schedule_of_a_models_own(values):
+    own = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.5, 10))
+    with pytest.raises(ValueError, match="have no effect: .* give `optimizer` as well"):
+        changed(own, **values)
+
+
+@pytest.mark.parametrize("warmup_steps, first", [(0, 0.5), (4, 0)])
+def test_a_warm_up_is_shown_by_the_rate_at_its_end(warmup_steps, first):
+    values = {"learning_rate": 0.5, "schedule": "linear", "warmup_steps": warmup_steps}
+    optimizer = made(**values)
+    assert float(optimizer.learning_rate) == first
+    assert shown_rate(optimizer, TrainConfig(**values)) == pytest.approx(0.5)
+
+
+# Learning-rate schedules
+
+
+def schedule_of(schedule, warmup_steps=0, length=LENGTH):
+    return make_schedule(TrainConfig(schedule=schedule, warmup_steps=warmup_steps), RATE, length)
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 8])
+@pytest.mark.parametrize("schedule", ["cosine", "linear", "step:1,3", "constant"])
+def test_the_rates_of_all_steps_also_when_the_schedule_comes_back_from_json(schedule, warmup_steps):
+    count = 40 - warmup_steps
+    after = {
+        "cosine": [RATE * (1 + math.cos(math.pi * n / count)) / 2 for n in range(count)],
+        "linear": [RATE * (1 - n / count) for n in range(count)],
+        "step:1,3": ([RATE] * 10 + [RATE / 10] * 20 + [RATE / 100] * 10)[warmup_steps:],
+        "constant": [RATE] * count,
+    }[schedule]
+    expected = [RATE * step / warmup_steps for step in range(warmup_steps)] + after
+    found = schedule_of(schedule, warmup_steps)
+    if schedule == "constant" and not warmup_steps:
+        assert found == RATE
+        return
+    schedules = keras.optimizers.schedules
+    for each in (found, schedules.deserialize(schedules.serialize(found))):
+        np.testing.assert_allclose([float(each(s)) for s in range(40)], expected, 1e-5, 1e-7)
+
+
+def test_a_warm_up_of_the_whole_run_is_refused():
+    with pytest.raises(ValueError, match=r"warmup_steps \(40\) must be fewer than .*: 40, 10 an"):
+        schedule_of("cosine", 40)
+    assert float(schedule_of("linear", length=Length(0, 10))(0)) == RATE  # a run without a step
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_file_holds_what_comes_after_the_warm_up(scaled):
+    optimizer = inner = keras.optimizers.SGD(schedule_of("step:2", 8))
+    if scaled:
+        optimizer = keras.optimizers.LossScaleOptimizer(inner)
+    with plain_schedule(optimizer):
+        assert inner.get_config()["learning_rate"]["module"] == "keras.optimizers.schedules"
+        assert float(inner.learning_rate) == RATE
+    assert float(inner.learning_rate) == 0
+    assert inner.get_config()["learning_rate"]["class_name"] == "WarmUp"
+    for rate in (0.25, keras.optimizers.schedules.CosineDecay(0.25, 3)):  # left alone
+        other = keras.optimizers.SGD(rate)
+        with plain_schedule(other):
+            assert float(other.learning_rate) == 0.25
+
+
+@pytest.mark.parametrize("schedule, warmup_steps, words", [
+    ("cosine", 5, "learning rate: from 0 up over 5 updates, then cosine to 0 at update 40"),
+    ("step:1,3", 0, "learning rate: a tenth after epoch 1, 3"),
+])
+def test_the_schedule_in_words(schedule, warmup_steps, words):
+    config = TrainConfig(schedule=schedule, warmup_steps=warmup_steps)
+    assert schedule_notes(config, LENGTH) == [words]
+
+
+# Smoothed labels: Keras' CategoricalCrossentropy on one-hot labels, from integers
+
+
+@pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 4)], ids=str)
+@pytest.mark.parametrize("from_logits", [False, True])
+@pytest.mark.usefixtures("float64")
+def test_it_is_keras_crossentropy_of_one_hot_labels(shape, from_logits):
+    """Also of a sequence of labels."""
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 3, shape)
+    flat = labels[..., 0] if shape[-1] == 1 else labels
+    predictions = rng.uniform(0.1, 1.0, (*flat.shape, 3))
+    predictions /= predictions.sum(axis=-1, keepdims=True)
+    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits, reduction="sum")
+    weight = rng.uniform(size=flat.shape)
+    theirs = keras.losses.CategoricalCrossentropy(from_logits, label_smoothing=0.1, reduction="sum")
+    np.testing.assert_allclose(
+        smoothed(sparse, 0.1)(labels, predictions, sample_weight=weight),
+        theirs(np.eye(3)[flat], predictions, sample_weight=weight),
+        rtol=1e-12,
+    )
+
+
+def test_one_hot_labels_take_keras_own_and_without_smoothing_any_loss_stays():
+    for loss in ("categorical_crossentropy", keras.losses.CategoricalCrossentropy()):
+        found = smoothed(loss, 0.2)
+        assert type(found) is keras.losses.CategoricalCrossentropy
+        assert found.label_smoothing == 0.2
+    assert smoothed("mse", None) == "mse"
+
+
+@pytest.mark.parametrize("loss", [
+    "mse", keras.losses.SparseCategoricalCrossentropy(ignore_class=0), lambda y, p: p, None,
+])
+def test_losses_that_know_no_classes_are_refused(loss):
+    with pytest.raises(ValueError, match=r"^label_smoothing \(0.1\) is for sparse"):
+        smoothed(loss, 0.1)
