@@ -26,22 +26,14 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "HangTimeout": "towers.parallel.hang_timeout",
-    "NoiseScale": "towers.parallel.noise_scale",
-    "Resume": "towers.resume.resume",
-    "TowerStep": "towers.step",
-    "TrainConfig": "towers.app.config",
-    "datasets": "towers.datasets",
-    "digest": "towers.step.state",
-    "gather": "towers.step.gathering",
-    "join_workers": "towers.workers.workers",
-    "logical_cpus": "towers.machine.logical",
-    "logical_gpus": "towers.machine.logical",
-    "make_parallel": "towers.parallel.parallel_model",
-    "models": "towers.models",
-    "prefetched": "towers.step.prefetch",
-    "tower_devices": "towers.machine.devices",
-    "train": "towers.app.run",
+    "HangTimeout": "towers.parallel.hang_timeout", "NoiseScale": "towers.parallel.noise_scale",
+    "Resume": "towers.resume.resume", "TowerStep": "towers.step",
+    "TrainConfig": "towers.app.config", "datasets": "towers.datasets",
+    "digest": "towers.step.state", "gather": "towers.step.gathering",
+    "join_workers": "towers.workers.workers", "logical_cpus": "towers.machine.logical",
+    "logical_gpus": "towers.machine.logical", "make_parallel": "towers.parallel.parallel_model",
+    "models": "towers.models", "prefetched": "towers.step.prefetch",
+    "tower_devices": "towers.machine.devices", "train": "towers.app.run",
 }
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
 

@@ -102,16 +102,13 @@ def noise_left_out() -> Iterator[None]:
         return filled(shape, mean + stddev, **rest)
 
     functions: dict[str, Callable[..., Any]] = {
-        "normal": normal,
-        "truncated_normal": normal,
-        "uniform": uniform,
+        "normal": normal, "truncated_normal": normal, "uniform": uniform,
         "categorical": lambda z, n, dtype="int64", **_: filled((tf.shape(z)[0], n), 0, dtype),
         "randint": lambda shape, minval, maxval, **rest: filled(shape, minval, **rest),
         "gamma": lambda shape, alpha, **rest: filled(shape, alpha, **rest),
         "beta": lambda shape, alpha, beta, **rest: filled(shape, alpha / (alpha + beta), **rest),
         "binomial": lambda shape, counts, **rest: filled(shape, counts, **rest),
-        "dropout": lambda inputs, rate, *_, **__: inputs,
-        "shuffle": lambda x, *_, **__: x,
+        "dropout": lambda inputs, *_, **__: inputs, "shuffle": lambda x, *_, **__: x,
     }
     with ExitStack() as stack:
         for name, function in functions.items():
@@ -122,10 +119,7 @@ def noise_left_out() -> Iterator[None]:
 def moments_replaced(
     layer: keras.layers.BatchNormalization, moments: Callable[..., tuple[tf.Tensor, tf.Tensor]]
 ) -> AbstractContextManager[None]:
-    """Inside the context, a BatchNormalization uses the mean and variance from `moments`.
-
-    Args: moments: (inputs [n, ...], mask) -> (mean [channels], variance [channels]) of the batch.
-    """
+    """Inside the context, a BatchNormalization's mean and variance are `moments(inputs, mask)`."""
     return replaced_by(layer, "_moments", moments)
 
 

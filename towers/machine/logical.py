@@ -58,18 +58,14 @@ def logical_cpus(
                 f"Call towers.logical_cpus({count}) {FIRST}."
             )
         return
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(
-        cpu, [tf.config.LogicalDeviceConfiguration() for _ in range(count)]
-    )
+    cpu, logical = tf.config.list_physical_devices("CPU")[0], tf.config.LogicalDeviceConfiguration
+    tf.config.set_logical_device_configuration(cpu, [logical() for _ in range(count)])
     if set_threads and policy_of([HOST]).divide_cores:
         threading = tf.config.threading
         num_towers = num_towers or count * cluster.num_workers
         intra, inter = cpu_threads(num_towers, compiled=compiled)
-        chosen = [
-            threading.get_intra_op_parallelism_threads(),
-            threading.get_inter_op_parallelism_threads(),
-        ]
+        get = threading.get_intra_op_parallelism_threads, threading.get_inter_op_parallelism_threads
+        chosen = [number() for number in get]
         if chosen != _set_here:  # 0: not chosen
             intra, inter = chosen[0] or intra, chosen[1] or inter
         threading.set_intra_op_parallelism_threads(intra)

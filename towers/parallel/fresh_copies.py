@@ -28,10 +28,8 @@ def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
     If a callback can, warns of the cost: the copies on all devices are refreshed before each step.
     """
     found = [
-        type(callback).__name__ for callback in callbacks if not all(
-            str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
-            for hook in _BATCH_HOOKS
-        )
+        type(callback).__name__ for callback in callbacks for hook in _BATCH_HOOKS
+        if not str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
     ]
     if found and strategy.num_copies:
         warnings.warn(
@@ -45,7 +43,6 @@ def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
 
 def with_fresh_copies(fit: Callable[..., Any], towers: Towers) -> Callable[..., Any]:
     """Adds a `_FreshCopies` to Keras' `fit`. With a CallbackList, each step refreshes copies."""
-
     def fit_with_one_more(*args: Any, **kwargs: Any) -> Any:
         arguments = fit_arguments(*args, **kwargs)
         given = arguments["callbacks"]

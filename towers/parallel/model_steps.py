@@ -46,7 +46,12 @@ class PlacedBatches:
         """Trains on the next batch and returns the logs."""
         if iterator is not self._iterator:
             self._iterator = iterator
-            self._batches = prefetched(self._step, map(_present, iterator), to_devices=True)
+            present = (  # None instead of the parts that Keras marks as absent
+                keras.tree.map_structure(
+                    lambda v: None if isinstance(v, tf.experimental.Optional) else v, element
+                ) for element in iterator
+            )
+            self._batches = prefetched(self._step, present, to_devices=True)
         batch = next(self._batches)
         values = batch.x, batch.y, getattr(batch, "sample_weight", None)
         specs = [map_tensors(any_rows, each) for each in (values, batch.placed)]
@@ -65,13 +70,6 @@ class PlacedBatches:
     def close(self) -> None:
         """Drops the iterator. A batch that was read ahead is lost."""
         self._iterator, self._batches = None, iter(())
-
-
-def _present(element: Any) -> Any:
-    """Replaces the parts that Keras marks as absent by None."""
-    return keras.tree.map_structure(
-        lambda v: None if isinstance(v, tf.experimental.Optional) else v, element
-    )
 
 
 def make_function(model: keras.Model, name: str, make: Callable, force: bool) -> None:

@@ -39,13 +39,8 @@ from towers.workers.workers import join_workers
 
 
 def make_parallel(
-    model: keras.Model,
-    gpus: Any = None,
-    *,
-    num_towers: int | None = None,
-    batch_norm: str | None = None,
-    strategy: str = "parameter_server",
-    gpus_per_tower: int = 1,
+    model: keras.Model, gpus: Any = None, *, num_towers: int | None = None,
+    batch_norm: str | None = None, strategy: str = "parameter_server", gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
 ) -> keras.Model:
     """
@@ -100,8 +95,8 @@ def make_parallel(
     workers = join_workers()
     towers = num_devices // gpus_per_tower * workers.num_workers if count is None else count
     if gpus is None or len(devices) < num_devices:
-        shared = undivided_cpu(workers.most_towers(towers), (gpus, count) != (None, None))
-        if shared is not None:
+        most, is_chosen = workers.most_towers(towers), (gpus, count) != (None, None)
+        if shared := undivided_cpu(most, is_chosen):
             warnings.warn(shared, stacklevel=2)
     return parallel_on(
         model, devices, towers, gpus_per_tower=gpus_per_tower, stages=stages, **options

@@ -98,8 +98,7 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 def _write_files(checkpoint: Checkpoint, directory: Path) -> None:
     directory.mkdir()
     content = {
-        "format": FORMAT,
-        "state": checkpoint.state,
+        "format": FORMAT, "state": checkpoint.state,
         "arrays": [[name, v.dtype.name, list(v.shape)] for name, v in checkpoint.arrays.items()],
         **_write_arrays(directory / ARRAYS, checkpoint.arrays),
     }
@@ -125,9 +124,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any
 def read(path: Path) -> Checkpoint:
     """Reads a checkpoint and checks its digests. The arrays are views of the memory-mapped file.
 
-    Raises:
-        DamagedError: something is missing, or differs from what was written.
-        ValueError: a newer version of towers wrote the checkpoint.
+    Raises DamagedError if something differs, ValueError if a newer version of towers wrote it.
     """
     name = MANIFEST
     try:

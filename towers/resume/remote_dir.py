@@ -78,8 +78,7 @@ class Mirror:
         newest: the checkpoint in the copy that has just been written, or None.
         best_step: the step of the best checkpoint, which is kept.
 
-        Raises:
-            LostDirectoryError: the upload is not complete. The next call tries again.
+        Raises LostDirectoryError if the upload is not complete. The next call tries again.
         """
         self.is_behind = True
         try:
@@ -119,9 +118,7 @@ def mirrored(
     warn: called with one line if the last upload fails after another error.
     is_new: whether the directory must be empty; if not, its files are downloaded.
 
-    Raises:
-        ValueError: it is not empty, or cannot be reached, or a package is missing.
-        LostDirectoryError: an upload failed. The copy is kept, and the message names it.
+    Raises LostDirectoryError if an upload failed. The copy is kept, and the message names it.
     """
     if not run_dir.is_remote(directory):
         yield None

@@ -145,12 +145,11 @@ def _variables(
     """Returns all variables that the next steps depend on; each is in its first group only."""
     groups: dict[str, list[keras.Variable]] = {}
     seen: set[int] = set()
-    for name, variables in [
-        ("model", model.variables),
-        ("optimizer", model.optimizer.variables if model.optimizer else []),
-        ("metrics", model.metrics_variables),
-        ("step", own),
-    ]:
+    of_optimizer = model.optimizer.variables if model.optimizer else []
+    for name, variables in (
+        ("model", model.variables), ("optimizer", of_optimizer),
+        ("metrics", model.metrics_variables), ("step", own),
+    ):
         groups[name] = list({id(v): v for v in variables if id(v) not in seen}.values())
         seen.update(map(id, variables))
     return groups
@@ -285,9 +284,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._checkpointer.wait()
         step = self._checkpointer.newest_step()
         if step is not None:
-            print(
-                f"\nsaved at step {step}: the same script continues from {self._directory}",
-                flush=True,
-            )
+            text = f"\nsaved at step {step}: the same script continues from {self._directory}"
+            print(text, flush=True)
         self._workers.barrier()
         self._pending.obey(signal)

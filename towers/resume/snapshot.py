@@ -92,8 +92,7 @@ _UNSAVED = "unsaved"  # replaces the state of a callback that is not JSON
 def variables_of(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
     """Returns all variables of a step by group. The model's variables include random seeds."""
     return {
-        "model": step.model.variables,
-        "optimizer": step.optimizer.variables,
+        "model": step.model.variables, "optimizer": step.optimizer.variables,
         "metrics": step.metrics_variables,
     }
 

@@ -197,9 +197,8 @@ def terms_of_new(
         return [], [facts.weighted(value)]
     same, own = terms_of(value, facts)
     parts = list(map(facts.known_part, own))
-    known = [part for part in parts if part is not None]
-    if len(known) == len(own):
-        return same, known
+    if all(part is not None for part in parts):
+        return same, parts
     if variable.aggregation == "sum" and before is not None:
         if not (len(same) == 1 and same[0] is before):
             raise ValueError(
@@ -218,8 +217,7 @@ def terms_of_new(
     warnings.warn(
         _of_a_shard(variable, line) + "Tower 0's value is kept. Make the variable with "
         'aggregation="mean" or "sum", or compute its value from towers.gather(rows) in a custom '
-        "train_step.",
-        stacklevel=2,
+        "train_step.", stacklevel=2,
     )
     return [value], []
 

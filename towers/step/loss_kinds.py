@@ -73,7 +73,6 @@ class ShardFacts(NamedTuple):
 
     def declared(self, sum_towers: Sum) -> Sum:
         """Wraps `sum_towers` to record that its sums are equal in all towers."""
-
         def meet(values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
             sums = sum_towers(values)
             for tensor in sums:

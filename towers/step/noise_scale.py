@@ -35,22 +35,19 @@ class NoiseMetric(keras.metrics.Metric):
     def update_state(self, shards: tf.Tensor, sizes: tf.Tensor, batch: tf.Tensor) -> None:
         """Adds the estimates of one step, unless a gradient is not finite.
 
-        Args:
-            shards: float [T], squared norms of the gradients that towers add, n_t / N * g_t.
-            sizes: [T], the numbers of examples n_t; shards without examples do not count.
-            batch: scalar float, the squared norm of the sum of these gradients.
+        shards: float [T], squared norms of the gradients that towers add, n_t / N * g_t.
+        sizes: [T], the numbers of examples n_t; shards without examples do not count.
+        batch: scalar float, the squared norm of the sum of these gradients.
         """
         n = tf.cast(sizes, tf.float64)
         total, count = tf.reduce_sum(n), tf.math.count_nonzero(n, dtype=tf.float64)
         a = tf.reduce_sum(tf.math.divide_no_nan(tf.cast(shards, tf.float64) * total, n))
         b = tf.cast(batch, tf.float64)
         is_known = tf.math.is_finite(a + b) & (count > 1)
-        for variable, value in (
-            (self.trace, (a - b) * total / (count - 1)),
-            (self.square, (count * b - a) / (count - 1)),
-            (self.count, tf.ones([], tf.float64)),
-        ):
-            variable.assign_add(tf.where(is_known, value, 0))
+        trace, square = (a - b) * total / (count - 1), (count * b - a) / (count - 1)
+        self.trace.assign_add(tf.where(is_known, trace, 0))
+        self.square.assign_add(tf.where(is_known, square, 0))
+        self.count.assign_add(tf.cast(is_known, tf.float64))
 
     def result(self) -> tf.Tensor:
         scale = tf.where(self.square > 0, self.trace / self.square, float("inf"))

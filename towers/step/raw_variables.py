@@ -98,9 +98,6 @@ def reads_none(operation: tf.Operation, reads: Collection[str]) -> bool:
     return not any(output.name in reads for output in operation.outputs)
 
 
-# The replacements of the methods.
-
-
 def _raw(variable: tf.Variable) -> RawVariable:
     return _RAW.get(id(variable)) or _RAW.setdefault(id(variable), RawVariable(variable))
 
@@ -111,7 +108,6 @@ def _read(scope: keras.StatelessScope, variable: tf.Variable) -> tf.Tensor:
 
 def _assigned(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None) -> Callable:
     """Returns a replacement that assigns its argument, or combine(old value, argument)."""
-
     def assign(
         scope: keras.StatelessScope, variable: tf.Variable, value: Any, *_args: Any, **_options: Any
     ) -> tf.Tensor:  # ignores use_locking, name and read_value
@@ -125,19 +121,16 @@ def _assigned(combine: Callable[[tf.Tensor, tf.Tensor], tf.Tensor] | None = None
 
 
 _REPLACEMENTS: dict[str, Callable] = {
-    "value": _read,
-    "read_value": _read,
+    "value": _read, "read_value": _read,
     "sparse_read": lambda scope, v, indices, name=None: tf.gather(_read(scope, v), indices),
     "gather_nd": lambda scope, v, indices, name=None: tf.gather_nd(_read(scope, v), indices),
-    "assign": _assigned(),
-    "assign_add": _assigned(operator.add),
+    "assign": _assigned(), "assign_add": _assigned(operator.add),
     "assign_sub": _assigned(operator.sub),
 }
 
 
 def _in_a_scope(function: Callable, original: Callable) -> Callable:
     """Returns a method that calls function(scope, variable, ...) if a scope is set."""
-
     def call(variable: tf.Variable, *args: Any, **options: Any) -> Any:
         scope = _SCOPE.get()
         if scope is None or tf.executing_eagerly():

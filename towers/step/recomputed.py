@@ -26,7 +26,6 @@ def called_in(scope: TowerScope, meeting: Callable[[], AbstractContextManager]) 
 
     meeting: makes the context in which synchronized layers sum over all towers.
     """
-
     def call(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         before, around = scope.as_now(), surroundings()
         inputs = args, kwargs

@@ -83,7 +83,6 @@ class Stages:
     @contextmanager
     def scopes(self) -> Iterator[None]:
         """Puts each layer's operations and gradients into the name scope of its stage."""
-
         def scope(operation: Any, index: int) -> AbstractContextManager:
             stages = self._of_calls[id(operation)]
             return tf.name_scope(stage_scope(stages[index % len(stages)]))
@@ -162,7 +161,6 @@ def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:
 
 def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
     """Returns where nonempty contiguous parts begin, such that the largest sum is minimal."""
-
     def begins(limit: int) -> list[int]:
         found, total = [0], 0
         for i, size in enumerate(sizes):

@@ -134,7 +134,6 @@ def any_rows(value: Any) -> tf.TypeSpec:
 
 def one_row(batch: Any) -> Any:
     """Returns one row of zeros for each tensor, or spec, of a structure; None is kept."""
-
     def row_of(tensor: Any) -> Any:
         shape = [1, *(size or 1 for size in tensor.shape[1:])][:tensor.shape.rank]  # a scalar's: []
         row, spec = tf.zeros(shape, tensor.dtype), any_rows(tensor)

@@ -99,14 +99,13 @@ class Tower:
         checked: the results to check for NaN and infinity: "loss", "gradients".
         with_norm: whether `train` returns the squared norm of the gradients.
         """
-        self._model, self._stages = model, stages
+        self._model, self._stages, self._with_norm = model, stages, with_norm
         self.trainable = list(model.trainable_variables)
         self.state = list(model.non_trainable_variables)
         self.num_listed = len(self.state)
         self._statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
         self._batch_norm, self._is_alone = batch_norm, is_alone
         self._synchronized_layers, self._checked = synchronized_layers, checked
-        self._with_norm = with_norm
         self._options = {"jit_compile": jit_compile or None, "experimental_attributes": KEEP_WHOLE}
         self.traced: dict[str, TracedTower] = {}
         self.faults: list[str] = []
@@ -132,10 +131,9 @@ class Tower:
             if isinstance(gradient, tf.Tensor):  # a masked recurrent layer's has an unknown shape
                 gradient.set_shape(parameter.shape)
         keep_biases_apart(loss.graph)
-        finite = None
+        finite = norm = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        norm = None
         if self._with_norm:
             norm = squared_norm(gradients, for_xla=bool(self._options["jit_compile"]))
         if not self._is_alone:
@@ -164,13 +162,7 @@ class Tower:
         Each is traced once for all towers and all shard sizes. If a trace finds a variable that
         Keras does not list, the state grows, and both are traced again.
 
-        Args:
-            name: "train", "test" or "predict".
-            batch: x, y and sample_weight, or their specs.
-
-        Raises:
-            ValueError: the model uses a variable in a way that towers cannot follow, assigns
-                values that cannot be merged, or gathers rows.
+        name: "train", "test" or "predict". batch: x, y and sample_weight, or their specs.
         """
         specs = map_tensors(  # shard sizes differ by 1
             lambda v: any_rows(v) if v.shape.rank else tf.TensorSpec(v.shape, v.dtype), batch

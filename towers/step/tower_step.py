@@ -119,9 +119,6 @@ class TowerStep(Step):
 
         The graph is traced once for batches of one structure, whatever their number of rows.
         The specs of `placed` follow from the batch's: comparing them would cost more than the step.
-
-        Raises:
-            ValueError: the number of rows is 0, or not the same in all parts.
         """
         check_placed(placed, batch[0], self.num_towers, self.local_towers)
         check_arrays(*batch)

@@ -23,13 +23,11 @@ def update(
     The remaining additions depend only on the number of towers and the policy, not on the number of
     devices. Otherwise bits could differ: XLA may round a * b + c once or twice.
 
-    Args:
-        tree: `partial_sums` of [loss, V gradients ..., S statistics ...] over the towers.
-        optimizer: an optimizer built for `variables`, the V trainable variables.
+    tree: `partial_sums` of [loss, V gradients ..., S statistics ...] over the towers.
+    optimizer: an optimizer built for `variables`, the V trainable variables.
 
-    Returns:
-        (loss, S statistics) of the global batch; `with_norm`, the squared norm of the V gradients
-        follows the statistics.
+    Returns (loss, S statistics) of the global batch; `with_norm`, the squared norm of the V
+    gradients follows the statistics.
     """
     def update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
         with tf.name_scope(structures.SUM):

@@ -13,14 +13,9 @@ from towers.app.datasets.user import num_examples
 
 # To add a data set: a file in this folder with load(data_dir) -> Dataset, and a line here.
 _LOADERS: dict[str, Callable[..., Dataset]] = {
-    "mnist": mnist.load,
-    "fashion_mnist": fashion_mnist.load,
-    "cifar10": cifar10.load,
-    "music": music.load,
-    "image_folder": image_folder.load,
-    "npz": npz.load,
-    "synthetic": synthetic.load,
-    "array_record": partial(record_files.load, "array_record"),
+    "mnist": mnist.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load,
+    "music": music.load, "image_folder": image_folder.load, "npz": npz.load,
+    "synthetic": synthetic.load, "array_record": partial(record_files.load, "array_record"),
     "tfrecord": partial(record_files.load, "tfrecord"),
 }
 NAMES = tuple(_LOADERS)
@@ -29,13 +24,8 @@ __all__ = ["NAMES", "Dataset", "check_arrays", "load", "num_examples"]
 
 
 def load(
-    name: str,
-    data_dir: str | None = None,
-    *,
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    custom_loss: bool = False,
-    features: str | None = None,
+    name: str, data_dir: str | None = None, *, input_shape: tuple[int, ...], num_classes: int,
+    custom_loss: bool = False, features: str | None = None,
     image_size: tuple[int, int, int | None] | None = None,
 ) -> Dataset:
     """Loads the data set with this name.

@@ -39,7 +39,7 @@ def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool)
     named = zip(("x", "y", "sample_weight"), parts, strict=True)
     arrays = {what: _arrays(v, what, where) for what, v in named if v is not None}
     lengths = {
-        "".join([what, *(f"[{key!r}]" for key in path)]): int(array.shape[0])
+        what + "".join(f"[{key!r}]" for key in path): int(array.shape[0])
         for what, part in arrays.items()
         for path, array in keras.tree.flatten_with_path(part)
     }

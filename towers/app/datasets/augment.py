@@ -209,7 +209,6 @@ def _named_layers(text: str, dtype: str) -> list[keras.layers.Layer]:
 
 def _of_layers(layers: Sequence[keras.layers.Layer], spec: Any) -> Change:
     """Makes a function of an example from layers that are called on a batch, in their order."""
-
     def call(x: Any) -> Any:
         batch = tf.nest.map_structure(lambda tensor: tensor[tf.newaxis], x)
         for layer in layers:

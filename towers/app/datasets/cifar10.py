@@ -15,12 +15,8 @@ TEST_FILES = ("test_batch.bin",)
 def load(data_dir: str | None = None) -> Dataset:
     """Loads x, float32 [N, 32, 32, 3] in [0, 1], and y, int32 [N], 0 (airplane) ... 9 (truck).
 
-    Args:
-        data_dir: the directory of the six .bin files of the binary version; None means Keras'
-            cache, into which Keras downloads the Python version once.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the download fails.
+    data_dir: the directory of the six .bin files of the binary version; None means Keras' cache,
+        into which Keras downloads the Python version once.
     """
     if data_dir is None:
         return downloaded("cifar10")

@@ -52,20 +52,17 @@ Found: TypeAlias = tuple[Any, tuple[Any, Any], int]
 class Dataset:
     """Holds the examples to train and to test on.
 
-    Attributes:
-        name: a built-in name, "tfds:NAME", "package.module:function", or any name for given data.
-        train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
-            0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or
-            a source of examples that are read while training runs.
-        num_classes: the number of labels. None for a custom loss: x and y may then have any
-            structure, `train` may also be x or (x, y, sample_weight), and `test` may be None.
-        input_shape: the shape of one x; if x is a structure, a structure of shapes.
-        notes, warnings: lines for the user on how the examples were read.
-        class_names: the name of each label; () if unknown.
-        test_names: the name of each test example, such as its file; () if unknown.
-        divided: for each part of x, flattened, whether its pixels are divided by 255; () means that
-            none are.
-        restored: for each part of x, whether it is multiplied by 255 again for the model.
+    name: a built-in name, "tfds:NAME", "package.module:function", or any name for given data.
+    train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
+        0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or a
+        source of examples that are read while training runs.
+    num_classes: the number of labels. None for a custom loss: x and y may then have any structure,
+        `train` may also be x or (x, y, sample_weight), and `test` may be None.
+    input_shape: the shape of one x; if x is a structure, a structure of shapes.
+    notes, warnings: lines for the user on how the examples were read.
+    class_names, test_names: the name of each label and test example (its file); () if unknown.
+    divided: for each part of x, flattened, whether its pixels are divided by 255; () for none.
+    restored: for each part of x, whether it is multiplied by 255 again for the model.
     """
 
     name: str
@@ -87,17 +84,9 @@ class Dataset:
 
 
 def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> None:
-    """Checks the examples and the labels of one split.
+    """Raises ValueError unless x [N, ...] is finite, and y [N] integers in 0 ... num_classes - 1.
 
-    Args:
-        x: numbers [N, ...].
-        y: integers [N] in 0 ... num_classes - 1.
-        num_classes: the number of labels.
-        where: the file or function that they come from, shown in errors.
-
-    Raises:
-        ValueError: the shapes or counts do not fit, there are no examples, a label is not an
-            integer or out of range, or a value is NaN or infinite.
+    where: the file or function that they come from, shown in errors.
     """
     if x.ndim < 2 or 0 in x.shape[1:]:
         raise ValueError(f"{where}: x has shape {x.shape}, but must be [N, ...]: N examples.")

@@ -10,11 +10,7 @@ from towers.app.named import one_line
 def load(data_dir: str | None = None) -> Dataset:
     """Loads x, float32 [N, 28, 28, 1] in [0, 1], and y, int32 [N], 0 (T-shirt) ... 9 (boot).
 
-    Args:
-        data_dir: a directory with the four IDX files; None means Keras' cache.
-
-    Raises:
-        ValueError: a file is missing or damaged, or the download fails.
+    data_dir: a directory with the four IDX files; None means Keras' cache.
     """
     name = "fashion_mnist"
     return downloaded(name) if data_dir is None else load_directory(name, data_dir)

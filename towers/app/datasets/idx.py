@@ -19,9 +19,8 @@ from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.user import from_splits
 from towers.app.named import one_line
 
-FILE_NAMES = (
-    "train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
+FILE_NAMES = tuple(
+    f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
 )
 # The limit for the values in a gzipped file, twice the largest of the MNIST family (EMNIST ByClass,
 # 547 MB). Deflate packs up to 1032:1, so that a small file could fill all memory.

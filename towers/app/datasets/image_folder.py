@@ -171,14 +171,8 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     y: int32 [N]. If x takes more than a quarter of the memory, the files are decoded while training
     runs, to the same bits.
 
-    Args:
-        data_dir: the directory.
-        image_size: (height, width, channels); channels are 1 (gray), 3 (color) or None. None takes
-            the most frequent value, from the headers of up to `LOOKED_AT` training images.
-
-    Raises:
-        ValueError: the directory cannot be read or has no classes, train and test have different
-            classes, a class has no images, or an image cannot be decoded.
+    image_size: (height, width, channels); channels are 1 (gray), 3 (color) or None. None takes the
+        most frequent value, from the headers of up to `LOOKED_AT` training images.
     """
     if data_dir is None:
         raise ValueError(f"dataset=image_folder needs data_dir=DIR, with {_FORMS}.")

@@ -11,10 +11,6 @@ EMBEDDED_DIR = Path(__file__).parent / "data" / "mnist"
 def load(data_dir: str | None = None) -> Dataset:
     """Loads x, float32 [N, 28, 28, 1] in [0, 1], and y, int32 [N], the digit.
 
-    Args:
-        data_dir: a directory with the four IDX files; None means the embedded files.
-
-    Raises:
-        ValueError: a file is missing or damaged, or images and labels do not fit together.
+    data_dir: a directory with the four IDX files; None means the embedded files.
     """
     return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir)

@@ -20,12 +20,8 @@ def load(data_dir: str | os.PathLike | None = None) -> Dataset:
     One-hot, x would be 128 times as large. A model therefore encodes it on its device: it begins
     with `Embedding(128, ...)` or `CategoryEncoding(128, output_mode="one_hot")`.
 
-    Args:
-        data_dir: a directory with train.csv.gz and val.csv.gz, whose rows have 50 notes each; None
-            means the embedded files.
-
-    Raises:
-        ValueError: a file is missing or damaged, or holds other rows.
+    data_dir: a directory with train.csv.gz and val.csv.gz, whose rows have 50 notes each; None
+        means the embedded files.
     """
     directory = EMBEDDED_DIR if data_dir is None else Path(data_dir)
     train, test = (_read(directory / name) for name in FILE_NAMES)

@@ -14,19 +14,13 @@ _HOW_TO_SAVE = "np.savez(FILE, x_train=..., y_train=..., x_test=..., y_test=...)
 
 
 def load(data_dir: str | None, custom_loss: bool = False) -> Dataset:
-    """Loads the data set in an archive; the number of classes is 1 + the largest label.
+    """Loads the archive `data_dir`, as `np.savez` writes it; finds the number of classes in it.
 
     x becomes float32; uint8 images are divided by 255, other numbers keep their values. y: integers
-    [N] or [N, 1].
+    [N] or [N, 1]. Python objects are never unpickled, because that could run code from the file.
 
-    Args:
-        data_dir: the file, as `np.savez` or `np.savez_compressed` writes it.
-        custom_loss: whether the model brings its own loss. y may then be any array of real numbers
-            [N, ...], and dtypes other than floats stay.
-
-    Raises:
-        ValueError: the file cannot be read, lacks a key, has a wrong array, or holds Python
-            objects. These are never unpickled, because that could run code from the file.
+    custom_loss: whether the model brings its own loss. y may then be any array of real numbers
+        [N, ...], and dtypes other than floats stay.
     """
     if data_dir is None:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")

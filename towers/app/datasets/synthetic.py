@@ -8,26 +8,15 @@ from towers.app.datasets.dataset import Arrays, Dataset
 
 
 def load(
-    input_shape: tuple[int, ...],
-    num_classes: int,
-    num_train: int | None = None,
-    num_test: int | None = None,
-    seed: int = 0,
+    input_shape: tuple[int, ...], num_classes: int, num_train: int | None = None,
+    num_test: int | None = None, seed: int = 0,
 ) -> Dataset:
     """Makes noise around one random prototype for each class, so that training lowers the loss.
 
     `x = (prototype[y] + noise) / 2`, both uniform in [0, 1): float32 [N, *input_shape]; y: int32
     [N]. Equal arguments give bit-identical examples; the test examples do not depend on num_train.
 
-    Args:
-        input_shape: the shape of one example.
-        num_classes: the number of labels, 0 ... num_classes - 1.
-        num_train: the number of training examples. Default: 8,192, but at most 1 GiB.
-        num_test: the number of test examples. Default: 1,024, but at most 128 MiB.
-        seed: the seed of the random generator, at least 0.
-
-    Raises:
-        ValueError: a number or a size is below 1, or the seed is below 0.
+    num_train: Default: 8,192, but at most 1 GiB. num_test: Default: 1,024, but at most 128 MiB.
     """
     num_bytes = 4 * max(1, math.prod(input_shape))
     num_train = min(8192, max(1, 2**30 // num_bytes)) if num_train is None else num_train

@@ -76,9 +76,7 @@ class Streamed(DataSource):
         has_all = tf.data.experimental.assert_cardinality(self.num_examples)
         records, size = self.ordered(epoch).apply(has_all), epoch.batch_size
         if epoch.seed is not None:
-            records = records.shuffle(
-                self.shuffle_buffer, epoch.key, reshuffle_each_iteration=False
-            )
+            records = records.shuffle(self.shuffle_buffer, epoch.key, False)
         left = self._examples(records.skip(epoch.start_step * size))
         specs = tf.nest.flatten(self.records.element_spec)
         is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
@@ -194,12 +192,12 @@ def _count(dataset: tf.data.Dataset, where: str, with_classes: bool = False) -> 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:
     """Returns the bytes of one example; None if they are unknown, as for text or ragged tensors."""
     specs = tf.nest.flatten(dataset.element_spec)
-    for spec in specs:
-        if not isinstance(spec, tf.TensorSpec) or not spec.shape.is_fully_defined() or (
-            spec.dtype in (tf.string, tf.resource, tf.variant)
-        ):
-            return None
-    return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+    if all(
+        isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
+        and spec.dtype not in (tf.string, tf.resource, tf.variant) for spec in specs
+    ):
+        return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
+    return None
 
 
 def cause(error: Exception) -> str:

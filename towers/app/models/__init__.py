@@ -77,11 +77,7 @@ def load(name: str) -> ModelSource:
 
 
 def load_file(path: str | Path, argument: str = "model", *, compile: bool = True) -> keras.Model:
-    """Loads a model from a file that Keras has saved. `argument` begins the error.
-
-    Raises:
-        ValueError: there is no such file, or Keras cannot read it.
-    """
+    """Loads a model from a file that Keras has saved. `argument` begins the ValueError."""
     if not Path(path).is_file():
         raise ValueError(f"{argument} ({path}) does not exist; name a file of model.save.")
     try:
