@@ -22,12 +22,11 @@ def gpu_devices(
 ) -> list[str]:
     """Returns the devices that `gpus` stands for; logical CPU devices if there is no GPU.
 
-    Args:
-        gpus: a count, a list of device indices such as [0, 2], or None for all devices.
-        num_towers: the towers of all workers; None means one for each `gpus_per_tower` devices.
-        name: the name of the argument `gpus` in errors.
-        may_share: whether one undivided CPU device may stand for all devices.
-        compiled: whether XLA compiles the towers, which then need other CPU threads.
+    gpus: a count, a list of device indices such as [0, 2], or None for all devices.
+    num_towers: the towers of all workers; None means one for each `gpus_per_tower` devices.
+    name: the name of the argument `gpus` in errors.
+    may_share: whether one undivided CPU device may stand for all devices.
+    compiled: whether XLA compiles the towers, which then need other CPU threads.
     """
     kind, indices = device_kind(device), None if gpus is None else device_indices(gpus)
     if kind == "cpu":

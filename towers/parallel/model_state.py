@@ -36,18 +36,18 @@ class Towers:
     plain: keras.Model  # was given to `make_parallel`; both models share layers and variables
     unbuilt: Mapping[str, Any]  # the attributes of `plain` before it was built, by name
     parameter_device: str  # to build layers on
-    devices: list[str]
+    devices: list[str]  # this and the next five are arguments of `TowerStep`
     num_towers: int
     batch_norm: str | None = None
     strategy: str = "parameter_server"
     gpus_per_tower: int = 1
     stages: Sequence[str] | None = None
     workers: Workers = field(default_factory=lambda: Workers(join_workers()))
-    jit_compile: str = COMPILED
-    noise_scale: bool = False
-    step: TowerStep | None = None
-    custom_steps: dict[str, CustomStep] = field(default_factory=dict)
-    newest: dict[str, NewestBatch] = field(
+    jit_compile: str = COMPILED  # or "auto"; COMPILED follows the model's `compile`
+    noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
+    step: TowerStep | None = None  # for Keras' default steps, from the first batch on
+    custom_steps: dict[str, CustomStep] = field(default_factory=dict)  # by "train", "test", ...
+    newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
     )
 

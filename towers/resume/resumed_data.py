@@ -16,7 +16,7 @@ import itertools
 import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, partialmethod
 from typing import Any, NamedTuple
 
 import keras
@@ -31,18 +31,13 @@ from towers.step.structures import (
 
 
 class Start(NamedTuple):
-    """Says at which epoch and step the data begin, and the seed of their order.
-
-    first: the initial epoch of the first process. epoch: the epoch that is under way.
-    step: the number of steps of `epoch` that are done.
-    steps_per_epoch: the argument of `fit`, rounded up to whole executions; None: all data.
-    """
+    """Says at which epoch and step the data begin, and the seed of their order."""
 
     seed: int
-    first: int = 0
-    epoch: int = 0
-    step: int = 0
-    steps_per_epoch: int | None = None
+    first: int = 0  # the initial epoch of the first process
+    epoch: int = 0  # the epoch that is under way
+    step: int = 0  # the number of steps of `epoch` that are done
+    steps_per_epoch: int | None = None  # `fit`'s, rounded up to whole executions; None: all data
 
     def batches_before(self, epoch: int, length: int | None) -> int:
         """Returns the number of batches before an epoch, if a pass over the data has `length`.
@@ -55,23 +50,15 @@ class Start(NamedTuple):
 
 @dataclass(frozen=True)
 class Data:
-    """Data that begin at a Start.
+    """Data that begin at a Start."""
 
-    x: the argument for Keras' fit. spec: the spec of one batch.
-    identity: values that must not differ in a resumed fit.
-    num_batches: the number of batches of an epoch; None if not known, or with steps_per_epoch.
-    skipped: how many batches of x to read before the first epoch.
-    begin_epoch: called with an epoch before Keras begins to read it.
-    state: returns JSON values for the checkpoint; None if the number of steps is enough.
-    """
-
-    x: Any
-    spec: Any
-    identity: dict[str, Any]
-    num_batches: int | None = None
-    skipped: int = 0
-    begin_epoch: Callable[[int], Any] = lambda epoch: None
-    state: Callable[[], Any] = lambda: None
+    x: Any  # the argument for Keras' fit
+    spec: Any  # the spec of one batch
+    identity: dict[str, Any]  # values that must not differ in a resumed fit
+    num_batches: int | None = None  # of an epoch; None if not known, or with steps_per_epoch
+    skipped: int = 0  # how many batches of x to read before the first epoch
+    begin_epoch: Callable[[int], Any] = lambda epoch: None  # called before Keras reads an epoch
+    state: Callable[[], Any] = lambda: None  # gives JSON values; None if steps are enough
 
 
 def make_data(
@@ -80,8 +67,7 @@ def make_data(
 ) -> Data:
     """Makes data of the arguments of `fit`; raises ValueError if their order is not known.
 
-    done: returns the number of steps so far.
-    saved: the JSON values from which data with a state resume, or None.
+    done: returns the number of steps so far. saved: the result of `Data.state` to resume from.
     """
     if isinstance(x, tf.data.Dataset):
         return _passes(x, start)
@@ -212,15 +198,12 @@ class _Indexed(keras.utils.PyDataset):
             step = int(order[step])
         return self._source[step]
 
-    def on_epoch_begin(self) -> None:
-        self._tell("on_epoch_begin")
-
-    def on_epoch_end(self) -> None:
-        self._tell("on_epoch_end")
-
     def _tell(self, name: str) -> None:
         if self._start.steps_per_epoch is None and hasattr(self._source, name):
             getattr(self._source, name)()
+
+    on_epoch_begin = partialmethod(_tell, "on_epoch_begin")
+    on_epoch_end = partialmethod(_tell, "on_epoch_end")
 
 
 def _passes(dataset: tf.data.Dataset, start: Start) -> Data:

@@ -69,10 +69,7 @@ def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
 
 
 class Lines:
-    """Prints lines on stderr about the progress of work that takes more than a few seconds.
-
-    Each line begins with `what`; the first one ends with `advice`.
-    """
+    """Prints lines on stderr, "WHAT: COUNT in SECONDS s", about work of more than a few seconds."""
 
     def __init__(self, what: str, advice: str = "") -> None:
         self._what, self._advice = what, advice
@@ -96,35 +93,22 @@ as_written = tf.autograph.experimental.do_not_convert
 
 
 class InputOptions(NamedTuple):
-    """Holds the configuration's options for reading and changing examples.
+    """Holds the configuration's options for reading and changing examples."""
 
-    augment: the changes of training examples, such as "crop_flip" or "module:function", or None.
-    data_workers: the number of processes that read a random-access source; 0 uses a thread.
-    data_timeout: the longest time for one example of a random-access source, in seconds.
-    shuffle_buffer: the size of the shuffle buffer for a streamed tf.data.Dataset, in examples.
-    """
-
-    augment: str | None = None
-    data_workers: int = 0
-    data_timeout: float = 300.0
-    shuffle_buffer: int = 10_000
+    augment: str | None = None  # changes training examples: "crop_flip", "module:function"
+    data_workers: int = 0  # processes that read a random-access source; 0 uses a thread
+    data_timeout: float = 300.0  # the most seconds for one example of a random-access source
+    shuffle_buffer: int = 10_000  # for a streamed tf.data.Dataset, in examples
 
 
 class Epoch(NamedTuple):
-    """Describes the rest of an epoch. The default is a whole epoch in the order of the split.
+    """Describes the rest of an epoch. The default is a whole epoch in the order of the split."""
 
-    batch_size: the number of examples in a global batch, B.
-    start_step: the number of steps that are done.
-    seed: the seed of the run, which shuffles the examples; None does not shuffle.
-    number: the number of the epoch, from 0.
-    change: a function (index, x) -> x for each example; None changes nothing.
-    """
-
-    batch_size: int
-    start_step: int = 0
-    seed: int | None = None
-    number: int = 0
-    change: Callable[[tf.Tensor, Any], Any] | None = None
+    batch_size: int  # the number of examples in a global batch, B
+    start_step: int = 0  # the number of steps that are done
+    seed: int | None = None  # the run's seed, which shuffles the examples; None does not shuffle
+    number: int = 0  # the number of the epoch, from 0
+    change: Callable[[tf.Tensor, Any], Any] | None = None  # (index, x) -> x for each example
 
     @property
     def key(self) -> int:
@@ -152,14 +136,10 @@ class Epoch(NamedTuple):
 
 @dataclass(frozen=True)
 class ExplainedBatches:
-    """Yields the batches of a tf.data.Dataset, and explains TensorFlow's errors.
-
-    explain: called with the number of batches before an error. It raises ValueError if it knows
-        the reason.
-    """
+    """Yields the batches of a tf.data.Dataset, and explains TensorFlow's errors."""
 
     dataset: tf.data.Dataset
-    explain: Callable[[int], None]
+    explain: Callable[[int], None]  # (batches before an error); ValueError if it knows the reason
 
     @property
     def element_spec(self) -> Any:
@@ -186,14 +166,10 @@ Batches: TypeAlias = "tf.data.Dataset | ExplainedBatches"
 
 
 class DataSource:
-    """Gives the examples of one split.
+    """Gives the examples of one split."""
 
-    num_examples: the number of examples, N.
-    labels: all labels in the order of the split; None if they can only be read one by one.
-    """
-
-    num_examples: int
-    labels: Any
+    num_examples: int  # N
+    labels: Any  # all labels in the order of the split; None if they can only be read one by one
 
     @property
     def how(self) -> str:
@@ -225,12 +201,9 @@ class DataSource:
 
 @dataclass(frozen=True, eq=False)
 class InMemory(DataSource):
-    """Holds N examples in memory.
+    """Holds N examples in memory; `opened` makes tensors on the CPU."""
 
-    parts: (x [N, ...], y [N]), or structures of such arrays. `opened` makes tensors on the CPU.
-    """
-
-    parts: tuple[Any, ...]
+    parts: tuple[Any, ...]  # (x [N, ...], y [N]), or structures of such arrays
 
     @property
     def num_examples(self) -> int:  # type: ignore[override]
@@ -281,10 +254,7 @@ def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
 def of_examples(
     examples: tf.data.Dataset, epoch: Epoch, is_ragged: bool = False
 ) -> tf.data.Dataset:
-    """Makes the batches of an epoch from pairs (index, example), and changes x on all cores.
-
-    is_ragged: whether examples are tensors of different lengths, for ragged batches.
-    """
+    """Makes the batches, or ragged ones, of pairs (index, example), and changes x on all cores."""
     if (change := epoch.change) is None:
         plain = examples.map(as_written(lambda index, example: example))
     else:

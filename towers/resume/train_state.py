@@ -54,32 +54,20 @@ def find_monitor(
 
 @dataclasses.dataclass
 class TrainState:
-    """Holds the point that a run has reached. Checkpoints hold all fields except `in_step`.
+    """Holds the point that a run has reached. Checkpoints hold all fields except `in_step`."""
 
-    step: updates in all epochs. epoch: complete epochs. epoch_step: updates in this epoch.
-    logs: the running means of this epoch, {"loss": ...}.
-    history: the values of the complete epochs, {"loss": [one per epoch], ...}.
-    results: the rows of results.csv, as `run_dir.write_results` takes them.
-    best: the monitored value of the best epoch, negated if lower is better; None before the first
-        finite epoch. best_step: the number of updates when it ended, or None.
-    best_saved: the step whose weights best.keras holds, or None.
-    epochs_since_best: the number of complete epochs after the best one.
-    stopped: whether a callback has ended the run.
-    in_step: whether an update is under way, so that variables may be inconsistent.
-    """
-
-    step: int = 0
-    epoch: int = 0
-    epoch_step: int = 0
-    logs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    history: dict[str, list[float]] = dataclasses.field(default_factory=dict)
-    results: list[list[Any]] = dataclasses.field(default_factory=list)
-    best: float | None = None
-    best_step: int | None = None
-    best_saved: int | None = None
-    epochs_since_best: int = 0
-    stopped: bool = False
-    in_step: bool = False
+    step: int = 0  # updates in all epochs
+    epoch: int = 0  # complete epochs
+    epoch_step: int = 0  # updates in this epoch
+    logs: dict[str, Any] = dataclasses.field(default_factory=dict)  # this epoch's running means
+    history: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # of complete epochs
+    results: list[list[Any]] = dataclasses.field(default_factory=list)  # rows of results.csv
+    best: float | None = None  # the best epoch's monitored value, negated if lower is better
+    best_step: int | None = None  # the number of updates when the best epoch ended
+    best_saved: int | None = None  # the step whose weights best.keras holds
+    epochs_since_best: int = 0  # complete epochs after the best one
+    stopped: bool = False  # whether a callback has ended the run
+    in_step: bool = False  # whether an update is under way, so variables may be inconsistent
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainState":

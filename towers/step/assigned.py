@@ -35,14 +35,10 @@ from towers.step.state import is_seed
 
 
 class Assigned(NamedTuple):
-    """Holds the values that one tower assigns; both dicts are keyed by variable index.
+    """Holds the values that one tower assigns; both dicts are keyed by variable index."""
 
-    same: values that all towers agree on, or that are taken from tower 0.
-    parts: this tower's summand of a value; the sum over all towers is added to `same`.
-    """
-
-    same: dict[int, tf.Tensor]
-    parts: dict[int, tf.Tensor]
+    same: dict[int, tf.Tensor]  # values that all towers agree on, or that are taken from tower 0
+    parts: dict[int, tf.Tensor]  # this tower's summands; their sum over towers is added to `same`
 
 
 @tf.custom_gradient
@@ -52,12 +48,7 @@ def _in_place_of(parameter: tf.Tensor, value: tf.Tensor) -> Any:
 
 
 class TowerScope(keras.StatelessScope):
-    """Redirects reads and assignments of variables to values in the trace.
-
-    parameters: the ids of the trained parameters.
-    lines: by id, the user's line that assigned a variable last.
-    unknown: by id, variables that were read without being listed in `known`.
-    """
+    """Redirects reads and assignments of variables to values in the trace."""
 
     def __init__(self, known: Iterable[tuple[Any, tf.Tensor]], num_parameters: int) -> None:
         """Args: known: (variable, value in the trace) pairs; parameters are first."""
@@ -66,9 +57,9 @@ class TowerScope(keras.StatelessScope):
         self._known = list(known)
         self.state_mapping.update({id(variable): value for variable, value in self._known})
         self.parameters = {id(variable) for variable, _ in self._known[:num_parameters]}
-        self.lines: dict[int, str] = {}
+        self.lines: dict[int, str] = {}  # by id, the user's line that assigned a variable last
         self._made: list[tuple[Any, str]] = []
-        self.unknown: dict[int, Any] = {}
+        self.unknown: dict[int, Any] = {}  # by id, variables that were read and are not in `known`
 
     def get_current_value(self, variable: Any) -> tf.Tensor | None:
         """Returns the value that the tower reads; None for a variable that the trace creates."""
@@ -183,11 +174,8 @@ def terms_of_new(
 ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Splits an assigned value into (terms that count once, this tower's summands of the rest).
 
-    If towers disagree about a term that counts once, tower 0's is used. Other arguments are as in
-    `what_becomes_of`.
-
-    line: the user's line that assigns the value.
-    before: the old value, to which aggregation="sum" adds; None to ignore that aggregation.
+    If towers disagree about a term that counts once, tower 0's is used. line: the user's, which
+    assigns the value. before: the old value, to which aggregation="sum" adds, or None to ignore it.
     """
     is_statistic = id(variable) in statistics
     is_first = is_statistic and takes_first or variable.aggregation == "only_first_replica"

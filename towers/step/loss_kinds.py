@@ -29,15 +29,11 @@ from towers.step.structures import Structure, batch_specs, components, is_compos
 
 
 class ShardFacts(NamedTuple):
-    """Looks up facts about the tensors of a traced tower in its graph.
+    """Looks up facts about the tensors of a traced tower in its graph."""
 
-    dependence: which tensors depend on the shard. rows: which are means or sums over its rows.
-    weight: scalar float64, n_t / N; 0 for an empty shard.
-    """
-
-    dependence: Dependence
-    rows: Rows
-    weight: tf.Tensor
+    dependence: Dependence  # which tensors depend on the shard
+    rows: Rows  # which tensors are means or sums over the shard's rows
+    weight: tf.Tensor  # scalar float64, n_t / N; 0 for an empty shard
 
     def weighted(self, value: tf.Tensor) -> tf.Tensor:
         """Returns value * n_t / N."""

@@ -27,13 +27,11 @@ from towers.step.structures import Structure, map_tensors
 class Shares(NamedTuple):
     """Holds a tower's shares of the global batch.
 
-    terms: [K] float64, w_t / sum(w) for each of the K terms of the loss.
-    examples: scalar float64, n_t / N, for batch means that layers add. Every tower adds weight
-        regularization in full; it counts once in total, because these shares sum to 1.
+    Every tower adds weight regularization in full; it counts once, because `examples` sum to 1.
     """
 
-    terms: tf.Tensor
-    examples: tf.Tensor
+    terms: tf.Tensor  # [K] float64, w_t / sum(w) for each of the K terms of the loss
+    examples: tf.Tensor  # scalar float64, n_t / N, for batch means that layers add
 
 
 SHARES_SPEC = Shares(tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.float64))

@@ -17,15 +17,13 @@ Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if the
 class Shard(NamedTuple):
     """Holds one tower's part of the global batch.
 
-    values: the batch's structure, with tensors [max(size, 1), ...].
-    size: scalar int32, n_t, the number of examples. An empty shard (size 0) still carries one row,
-        because a mean over no rows is NaN and some layers fail on an empty batch.
-    share: scalar float64, n_t / N; 0 for an empty shard.
+    An empty shard (size 0) still carries one row, because a mean over no rows is NaN and some
+    layers fail on an empty batch.
     """
 
-    values: BatchValues
-    size: tf.Tensor
-    share: tf.Tensor
+    values: BatchValues  # the batch's structure, with tensors [max(size, 1), ...]
+    size: tf.Tensor  # scalar int32, n_t, the number of examples
+    share: tf.Tensor  # scalar float64, n_t / N; 0 for an empty shard
 
 
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:

@@ -1,10 +1,7 @@
-"""Reads a model's state: the values that each tower gets, and where the variables are.
+"""Reads a model's state: its statistics and random seeds, and where the variables are.
 
-| state                 | value that tower t gets                | value after the step        |
-| --------------------- | -------------------------------------- | --------------------------- |
-| BatchNorm statistics  | the current statistics                 | weighted mean, or tower 0's |
-| random seeds          | the seed; folded with t, unless t is 0 | tower 0's, advanced once    |
-| other variables       | the current value                      | see the table in `assigned` |
+Tower t gets each variable's current value, and each seed folded with t (unless t is 0). The table
+in `assigned` lists the values after the step.
 """
 
 import hashlib

@@ -46,22 +46,15 @@ from towers.workers.cluster import Cluster
 
 
 class Computed(NamedTuple):
-    """Holds the towers' results for a global batch, before the update.
+    """Holds the towers' results for a global batch, before the update."""
 
-    tree: the remaining additions over the towers of [loss, V gradients, parts].
-    added: the variable index of each part. same: tower 0's `Assigned.same`.
-    predictions: the model's outputs for all rows, before the update; None if not requested.
-    finite: [T, 1 + V] bool: whether each tower's loss and gradients are finite; None if unchecked.
-    norms, sizes: T squared norms of the towers' gradients and T numbers of examples, for `noise`.
-    """
-
-    tree: Tree
-    added: list[int]
-    same: dict[int, tf.Tensor]
-    predictions: Structure
-    finite: tf.Tensor | None
-    norms: Sequence[tf.Tensor] = ()
-    sizes: Sequence[tf.Tensor] = ()
+    tree: Tree  # the remaining additions over the towers of [loss, V gradients, parts]
+    added: list[int]  # the variable index of each part
+    same: dict[int, tf.Tensor]  # tower 0's `Assigned.same`
+    predictions: Structure  # the model's outputs for all rows; None if not requested
+    finite: tf.Tensor | None  # [T, 1 + V] bool, from `TowerOutput.finite`; None if unchecked
+    norms: Sequence[tf.Tensor] = ()  # for `noise`: T squared norms of the towers' gradients
+    sizes: Sequence[tf.Tensor] = ()  # for `noise`: T numbers of examples
 
 
 class Step:

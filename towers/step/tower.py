@@ -34,39 +34,26 @@ from towers.step.structures import Structure, any_rows, components, map_tensors
 
 
 class TowerInput(NamedTuple):
-    """Holds one tower's values of the V trainable variables and of its state, and its shard.
-
-    x, y, sample_weight: structures of tensors [n, ...] or None.
-    """
+    """Holds one tower's values of the V trainable variables and of its state, and its shard."""
 
     parameters: list[tf.Tensor]
     state: list[tf.Tensor]
-    x: Structure
+    x: Structure  # of tensors [n, ...] or None, as the next two
     y: Structure
     sample_weight: Structure
 
 
 class TowerOutput(NamedTuple):
-    """Holds the results of one tower.
+    """Holds the results of one tower."""
 
-    loss: scalar, the shard's summand of the global batch's loss.
-    assigned: the values that the forward pass assigns to variables.
-    predictions: the flattened outputs of the model, each [n, ...] unless in `without_rows`.
-    marks: `marks_of` each output.
-    without_rows: the outputs without a batch axis, keyed by their index in `predictions`.
-    gradients: V tensors, slices (see `lookups`) or None.
-    finite: [1 + V] bool: whether the loss and each gradient are finite; None if unchecked.
-    norm: the squared norm of the gradients, scalar float32; None if not requested.
-    """
-
-    loss: tf.Tensor
-    assigned: Assigned
-    predictions: list[tf.Tensor]
-    marks: list[dict[str, tf.Tensor]]
-    without_rows: Assigned
-    gradients: Values
-    finite: tf.Tensor | None
-    norm: tf.Tensor | None = None
+    loss: tf.Tensor  # scalar, the shard's summand of the global batch's loss
+    assigned: Assigned  # the values that the forward pass assigns to variables
+    predictions: list[tf.Tensor]  # the flattened outputs, [n, ...] each unless in `without_rows`
+    marks: list[dict[str, tf.Tensor]]  # `marks_of` each output
+    without_rows: Assigned  # outputs without a batch axis, by their index in `predictions`
+    gradients: Values  # V tensors, slices (see `lookups`) or None
+    finite: tf.Tensor | None  # [1 + V] bool: are loss and gradients finite? None if unchecked
+    norm: tf.Tensor | None = None  # the gradients' squared norm, scalar float32, if requested
 
 
 # The specs of a method's arguments after the TowerInput.

@@ -24,17 +24,12 @@ from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_wr
 
 
 class Examples(NamedTuple):
-    """Holds an opened split with the functions that change its examples and batches.
-
-    augment: (x, seed) -> x, applied to each example in training; None: examples stay.
-    mix: ((x, y), seed) -> (x, y), applied to each global batch in training; None: batches stay.
-    changes: functions of a batch, which tf.data applies in training and in evaluation.
-    """
+    """Holds an opened split with the functions that change its examples and batches."""
 
     source: DataSource
-    augment: augment_lib.Change | None = None
-    mix: augment_lib.Change | None = None
-    changes: Sequence[Callable[..., Any]] = ()
+    augment: augment_lib.Change | None = None  # (x, seed) -> x, for each example in training
+    mix: augment_lib.Change | None = None  # ((x, y), seed) -> (x, y), for each batch in training
+    changes: Sequence[Callable[..., Any]] = ()  # of a batch, in training and in evaluation
 
     @property
     def num_examples(self) -> int:

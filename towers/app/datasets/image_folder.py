@@ -36,16 +36,12 @@ _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
 
 @dataclass(frozen=True, eq=False)
 class ImageFiles(DataSource):
-    """Reads a split of N images from files, which are decoded while training runs.
-
-    names: N paths below `directory`. labels: int32 [N].
-    shape: (height, width, channels); each image is resized to it.
-    """
+    """Reads a split of N images from files, which are decoded while training runs."""
 
     directory: Path
-    names: list[str]
-    labels: np.ndarray
-    shape: Shape
+    names: list[str]  # N paths below `directory`
+    labels: np.ndarray  # int32 [N]
+    shape: Shape  # (height, width, channels); each image is resized to it
 
     how = "decoded while training runs"
 

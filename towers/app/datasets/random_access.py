@@ -2,12 +2,7 @@
 
     indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
 
-An iterable with a state is, for instance, a loader of Grain or torchdata:
-
-    state 0 | batch 0 | state 1 | batch 1 | state 2 | batch 2 ...     read ahead of the steps
-                                     ^ saved after step 1; a run resumes from it
-
-An epoch is N examples. When the iterable ends, it begins again.
+For an iterable with a state (see `stateful`), an epoch is N examples; it begins again at its end.
 """
 
 import threading
@@ -25,23 +20,19 @@ from towers.app.reading.readers import Readers
 from towers.resume.source import (
     DataSource, Epoch, ExplainedBatches, InputOptions, as_written, of_batches,
 )
-from towers.resume.stateful import Repeated, methods
+from towers.resume.stateful import Repeated
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
 
 @dataclass(frozen=True, eq=False)
 class RandomAccess(DataSource):
-    """Reads a split of N examples while training runs.
-
-    structure: (x, y) of tf.TensorSpec, as the source gives one example.
-    readers: the processes that read; None: the thread that makes the batches reads.
-    """
+    """Reads a split of N examples while training runs."""
 
     source: Source
-    structure: Any
+    structure: Any  # (x, y) of tf.TensorSpec, as the source gives one example
     num_examples: int
-    readers: Readers | None = None
+    readers: Readers | None = None  # processes; None: the thread that makes the batches reads
     lock: Any = field(default_factory=threading.Lock)  # an abandoned iterator may still read
 
     how = "read while training runs"
@@ -210,10 +201,3 @@ def split_of_iterable(given: Any, where: str, num_classes: int | None, custom_lo
             "(batch_size=None, or no Batch operation)."
         )
     return Stateful(split.source, specs, split.num_examples), specs, num_classes
-
-
-def check_apart(name: str, train: Any, test: Any = None) -> None:
-    """Raises ValueError if two splits share an iterable, and so its state."""
-    one, other = (getattr(split, "iterable", split) for split in (train, test))
-    if one is other and methods(one):
-        raise ValueError(f"{name}: train and test are the same {type(one).__name__}; make two.")

@@ -13,7 +13,7 @@ from towers.app import named
 from towers.app.datasets import arrays, pixels, random_access, tf_data
 from towers.app.datasets.dataset import Dataset, Found, Split, describe, is_pair
 from towers.resume.source import DataSource, InMemory
-from towers.resume.stateful import has_state
+from towers.resume.stateful import has_state, methods
 
 _FORMS = (
     "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), two "
@@ -78,7 +78,9 @@ def from_splits(
     ):
         what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
-    random_access.check_apart(name, train, test)
+    one, other = (getattr(split, "iterable", split) for split in (train, test))
+    if one is other and methods(one):  # they would share its state
+        raise ValueError(f"{name}: train and test are the same {type(one).__name__}; make two.")
     places = where or (f"{name} (train)", f"{name} (test)")
     return of_splits(name, [
         split_of(split, place, num_classes, custom_loss)

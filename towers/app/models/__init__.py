@@ -18,18 +18,15 @@ RECURRENT = ("gru", "lstm")  # on a CPU, their towers get the threads that XLA n
 class ModelSource(NamedTuple):
     """Holds the function that makes a model, and the sizes of the task it was designed for.
 
-    build(input_shape, num_classes): returns a model; a model that is not compiled has softmax
-        output. knows_shapes: whether `build` ignores its arguments.
-    input_shape, num_classes: the designed shape of one example and number of classes; synthetic
-        data use them. optimizer: the Keras name of the default optimizer.
+    Synthetic data use these sizes. A model that is not compiled has softmax output.
     """
 
     name: str
-    build: Callable[[Any, Any], keras.Model]
-    input_shape: tuple[int, ...] = (28, 28, 1)
+    build: Callable[[Any, Any], keras.Model]  # (input_shape, num_classes) -> a model
+    input_shape: tuple[int, ...] = (28, 28, 1)  # of one example
     num_classes: int = 10
-    optimizer: str = "adam"
-    knows_shapes: bool = False
+    optimizer: str = "adam"  # the Keras name of the default optimizer
+    knows_shapes: bool = False  # whether `build` ignores its arguments
 
 
 _GRU, _LSTM, _NOTES, _CIFAR = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 128), (32, 32, 3)

@@ -29,12 +29,10 @@ Arrays = list[np.ndarray]
 
 
 class Readers:
-    """Reads batches of a source in processes, in one iteration at a time.
-
-    timeout: the seconds that one example may take.
-    """
+    """Reads batches of a source in processes, in one iteration at a time."""
 
     def __init__(self, source: Source, num_processes: int, timeout: float) -> None:
+        """`timeout`: the seconds that one example may take."""
         self._source, self._num_processes, self._timeout = source, num_processes, timeout
         self._readers: list[_Reader] = []
         self._asked: deque[tuple[_Reader, np.ndarray | None]] = deque()
