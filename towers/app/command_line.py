@@ -54,10 +54,7 @@ def asked_for(argv: list[str]) -> str | None:
 
 
 def help_text(introduction: str, group: str = "") -> str:
-    """Returns the help of the command that this process runs.
-
-    group: a key of `GROUPS` whose flags alone are listed; "" lists all flags.
-    """
+    """Returns the help of this process' command: all flags, or those of a key of `GROUPS`."""
     def lines(names: Iterable[str]) -> str:
         listed = flags.FlagValues()
         for name in names:

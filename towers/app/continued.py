@@ -113,10 +113,7 @@ def check_modules(
 
 
 def _places(module: str) -> list[Path]:
-    """Returns the file or folders that importing a module would run.
-
-    Returns [] for a trusted module: built in, already imported, or found on PYTHONPATH.
-    """
+    """Returns what importing a module would run; [] if built in, imported or on PYTHONPATH."""
     trusted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
     entries = [] if module in sys.modules else [*sys.path, ""]  # as in `named.import_module`
     for entry in entries:

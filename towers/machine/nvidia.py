@@ -32,10 +32,7 @@ def driver_version() -> str | None:
 
 
 def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
-    """Returns the GPUs that NVML, nvidia-smi's library, lists; None if it fails or hangs.
-
-    `visible` holds numbers or UUIDs as in CUDA_VISIBLE_DEVICES; None or "" means all.
-    """
+    """Returns the GPUs that NVML lists, or those in CUDA_VISIBLE_DEVICES; None if it fails."""
     answers: list[list[DriverGpu]] = []
 
     def describe(name: str) -> DriverGpu:

@@ -50,10 +50,7 @@ class Pending:
             self._waits = True
 
     def obey(self, agreed: int) -> None:
-        """Raises StopRequested for the signal that all workers agreed to obey now, unless it is 0.
-
-        A later signal waits until all workers know of it.
-        """
+        """Raises StopRequested for the signal that all workers agreed to obey, unless it is 0."""
         if agreed:
             self.number = agreed
             raise StopRequested

@@ -23,10 +23,7 @@ _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two 
 
 
 def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
-    """Returns whether no callback can assign to parameters between two steps of an epoch.
-
-    If a callback can, warns of the cost: the copies on all devices are refreshed before each step.
-    """
+    """Returns whether no callback can assign to parameters between steps; warns if one can."""
     found = [
         type(callback).__name__ for callback in callbacks for hook in _BATCH_HOOKS
         if not str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)

@@ -23,15 +23,7 @@ _ABSENT = object()  # marks a missing attribute; None may be a value
 
 @dataclass
 class Towers:
-    """Holds the state of a ParallelModel, hidden from Keras' attribute tracking.
-
-    devices ... stages: the arguments of `TowerStep`.
-    jit_compile: "auto", or COMPILED for the argument of the model's `compile`.
-    noise_scale: whether the logs of `fit` get the gradient noise scale.
-    step: runs Keras' default steps; made on the first batch after each `compile`.
-    custom_steps: the runner of each custom or gathering step, by "train", "test" or "predict".
-    newest: the newest batch of each step; if a tower fails, all towers run on that batch again.
-    """
+    """Holds the state of a ParallelModel, hidden from Keras' attribute tracking."""
 
     plain: keras.Model  # was given to `make_parallel`; both models share layers and variables
     unbuilt: Mapping[str, Any]  # the attributes of `plain` before it was built, by name

@@ -36,13 +36,7 @@ Variables = Mapping[str, Sequence[keras.Variable]]  # keyed by group, such as "m
 
 
 class Checkpointer:
-    """Reads and writes the checkpoints of a directory.
-
-    directory: contains checkpoints/.
-    found: the checkpoint from `read`. The caller sets it to None at last, to free its memory.
-    finished_step: the last step of a run that had ended when it was read; None if the run had not
-        ended or has no final model.
-    """
+    """Reads and writes the checkpoints of a directory, in checkpoints/."""
 
     def __init__(
         self, directory: Path, workers: Workers, warn: Callable[[str], None], *,
@@ -61,8 +55,8 @@ class Checkpointer:
         self._thread: threading.Thread | None = None  # writes a checkpoint, then removes old ones
         self._fault: str | None = None
         self._saved_at = time.monotonic()
-        self.found: Found | None = None
-        self.finished_step: int | None = None
+        self.found: Found | None = None  # from `read`; the caller sets None at last, to free memory
+        self.finished_step: int | None = None  # the last step of an ended run with a final model
         self.hold(dict, (), {})
 
     def read(self, resume: bool = True) -> Found | None:
@@ -147,8 +141,7 @@ class Checkpointer:
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
         """Copies the state and starts to write it. It waits only for the previous write.
 
-        It raises LostDirectoryError if another process trains in the remote directory, unless the
-        run ends here anyway (`is_last`).
+        Unless `is_last`, raises LostDirectoryError if another process trains in the directory.
         """
         self._saved_at = time.monotonic()
         if not self._is_chief:

@@ -76,10 +76,8 @@ def ordered(paths: Iterable[Path]) -> list[Path]:
 
 
 def outdated(paths: Iterable[Path], newest: Path, best_step: int | None) -> list[Path]:
-    """Returns the checkpoints to remove: all except the newest 3 and the best.
-
-    `newest` has just been written. Checkpoints of later steps are damaged and are ignored.
-    """
+    """Returns the checkpoints to remove: all except the newest 3 and the best."""
+    # `newest` has just been written, so checkpoints of later steps are damaged: ignore them.
     known = [path for path in ordered(paths) if _order(path) <= _order(newest)]
     return [path for path in known[:-NEWEST_KEPT] if step_of(path) != best_step]
 

@@ -75,8 +75,7 @@ class Mirror:
     def upload(self, newest: Path | None = None, best_step: int | None = None) -> None:
         """Uploads all changes. After a new checkpoint, removes outdated remote checkpoints.
 
-        newest: the checkpoint in the copy that has just been written, or None.
-        best_step: the step of the best checkpoint, which is kept.
+        newest: the checkpoint in the copy that has just been written. best_step: is kept, too.
 
         Raises LostDirectoryError if the upload is not complete. The next call tries again.
         """
@@ -115,7 +114,6 @@ def mirrored(
 ) -> Iterator[Mirror | None]:
     """Gives a `Mirror` of a remote directory, and uploads it at the end; None for a local one.
 
-    warn: called with one line if the last upload fails after another error.
     is_new: whether the directory must be empty; if not, its files are downloaded.
 
     Raises LostDirectoryError if an upload failed. The copy is kept, and the message names it.

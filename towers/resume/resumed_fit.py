@@ -38,11 +38,8 @@ def fit_arguments(
     initial_epoch: Any = 0, steps_per_epoch: Any = None, validation_steps: Any = None,
     validation_batch_size: Any = None, validation_freq: Any = 1,
 ) -> dict[str, Any]:
-    """Returns all arguments of a call of `keras.Model.fit` by name, including the defaults.
-
-    The signature is copied because experiment trackers replace `keras.Model.fit`.
-    """
-    return dict(locals())
+    """Returns all arguments of a call of `keras.Model.fit` by name, including the defaults."""
+    return dict(locals())  # copied, because experiment trackers replace `keras.Model.fit`
 
 
 def resumed_fit(

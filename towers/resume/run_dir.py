@@ -28,15 +28,9 @@ from typing import Any
 
 from towers.machine import places
 
-RUNS = Path("runs")
-CONFIG = "config.json"
-CLASSES = "classes.json"
-RESULTS = "results.csv"
-BEST = "best.keras"
-FINAL = "final.keras"
-LOG = "log.txt"
-CHECKPOINTS = "checkpoints"
-PROFILE = "profile"
+RUNS, CHECKPOINTS, PROFILE = Path("runs"), "checkpoints", "profile"
+CONFIG, CLASSES, RESULTS = "config.json", "classes.json", "results.csv"
+BEST, FINAL, LOG = "best.keras", "final.keras", "log.txt"
 LOCK = "lock"  # in CHECKPOINTS
 COMPLETE = "complete"  # in CHECKPOINTS: holds the last step of a run that has ended
 
@@ -54,13 +48,12 @@ def check(run_dir: str | None) -> None:
 
 
 def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) -> Path:
-    """Makes the directory of a new run, with its config.json.
+    """Makes the directory of a new run, with its config.json, whose text is `config`.
 
     Two processes never get the same directory: one mkdir makes a numbered directory, and one
     exclusive open makes config.json.
 
-    run_dir: the directory. None means the next free runs/<name>-001, -002, ...
-    config: the text of config.json.
+    run_dir: None means the next free runs/<name>-001, -002, ...
     begun: the directory that relative paths, and the result, start from.
     """
     if run_dir is None:
@@ -212,10 +205,7 @@ def open_remote(url: str) -> Any:
 
 
 def read_config(directory: str, argument: str = "run_dir") -> str | None:
-    """Returns the text of config.json in a local or remote directory, or None without the file.
-
-    If the remote directory cannot be reached, it raises ValueError.
-    """
+    """Returns config.json's text, None without it; ValueError if a URL cannot be reached."""
     with suppress(OSError, UnicodeDecodeError):
         if not is_remote(directory):
             return (Path(directory) / CONFIG).read_text(encoding="utf-8")

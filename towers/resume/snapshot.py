@@ -144,10 +144,9 @@ def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
 
 
 def callbacks_state(callbacks: Sequence[Any], warn: Callable[[str], None]) -> list[dict[str, Any]]:
-    """Copies the state of each callback as JSON values.
+    """Copies each callback's state as JSON values; `warn` gets a line for a state that is not JSON.
 
     A custom callback has a state if it defines `get_state()` -> JSON values and `set_state(value)`.
-    Calls `warn` with one line for each state that is left out because it is not JSON.
     """
     return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
 

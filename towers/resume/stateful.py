@@ -29,10 +29,7 @@ def has_state(value: Any) -> bool:
 
 
 class Repeated:
-    """Yields the parts of an iterable pass after pass, without an end, and counts them.
-
-    at: the number of the next part, counted over all passes.
-    """
+    """Yields the parts of an iterable, pass after pass; `at` is the next one's number over all."""
 
     def __init__(self, source: Any, where: str, at: int = 0, saved: Any = None) -> None:
         """

@@ -31,8 +31,7 @@ def partial_sums(
 ) -> Tree:
     """Makes all additions, each on its left child's device, or none; returns the tree of the rest.
 
-    values: T towers x V values. parameter_device: receives the rest of the tree; None leaves it
-    where it is.
+    values: T towers x V values. parameter_device: receives the rest of the tree, unless None.
     """
     tree: Tree = values[0]
     if len(values) > 1:
@@ -77,10 +76,7 @@ def add(left: Any, right: Any) -> Any:
 
 
 def subtrees(owners: Sequence[int]) -> list[tuple[int, range]]:
-    """Returns (owner, towers) of each maximal subtree that belongs to one owner, in tower order.
-
-    owners: the index of each tower's worker or device, ascending.
-    """
+    """Returns (owner, towers) of each maximal subtree of one owner, given each tower's, sorted."""
     found = []
     waiting = [range(len(owners))]
     while waiting:

@@ -93,9 +93,7 @@ def trace_tower(
 class TracedTower:
     """Runs a traced method of a tower on every shard.
 
-    function, structured_outputs: the concrete function and its symbolic results.
     segments: the part of the function that each level calls, by level.
-    has_unsaved_noise: whether the function draws noise with tf.random.
     """
 
     def __init__(

@@ -152,10 +152,7 @@ def check_arrays(*batch: Any) -> None:
 
 @contextmanager
 def checked_rows(*batch: Any) -> Iterator[None]:
-    """Makes operations of the with block wait until the graph has compared the numbers of rows.
-
-    If they differ, the graph fails with an InvalidArgumentError, which `readable` converts.
-    """
+    """Makes operations of the with block wait for a check of row counts; see `readable`."""
     check_rows(*batch)
     named, assertions = _named_parts(batch), []
     if len(named) > 1 and any(_rows(part) is None for _, part in named):

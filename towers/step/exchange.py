@@ -50,10 +50,7 @@ def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
 
 
 class Exchange:
-    """Exchanges values where there is one worker: returns the values of its T towers.
-
-    local_towers: the indices of this worker's towers.
-    """
+    """Exchanges values where there is one worker: returns the values of its T towers."""
 
     is_alone = True
 

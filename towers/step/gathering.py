@@ -99,10 +99,7 @@ def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
 def synchronized(
     layers: Sequence[keras.layers.Layer], is_real: tf.Tensor, sum_towers: Sum
 ) -> Iterator[None]:
-    """Makes the layers compute mean and variance over all towers inside the with block.
-
-    is_real: scalar bool, False for an empty shard, whose one row must not count.
-    """
+    """Makes layers compute mean and variance over all towers, except empty ones (not `is_real`)."""
     with ExitStack() as stack:
         for layer in layers:
             moments = functools.partial(_moments, layer.axis, is_real, sum_towers)

@@ -82,10 +82,7 @@ def add_slices(left: Any, right: Any) -> Any:
 
 
 def join_lookups(gradient: Any, shape: Sequence[int]) -> Any:
-    """Converts a sum of marked slices to IndexedSlices of a table of this shape.
-
-    Dense gradients and None are returned unchanged.
-    """
+    """Converts a sum of marked slices to IndexedSlices of a table of this shape; keeps all else."""
     if not isinstance(gradient, tf.IndexedSlices | tuple):
         return gradient
     given = gradient if isinstance(gradient, tuple) else (gradient,)

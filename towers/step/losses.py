@@ -38,17 +38,14 @@ SHARES_SPEC = Shares(tf.TensorSpec([None], tf.float64), tf.TensorSpec([], tf.flo
 
 
 class Losses:
-    """Computes the losses of the model's outputs, or calls a custom `compute_loss` instead.
-
-    outputs: the structure of the model's outputs, with dtypes as leaves; None until `bind`.
-    """
+    """Computes the losses of the model's outputs, or calls a custom `compute_loss` instead."""
 
     def __init__(
         self, loss: Any, loss_weights: Any, names: Sequence[str] | None, *, is_alone: bool = False
     ) -> None:
         """Args: loss, loss_weights: as for `compile`, or a ModelLoss. names: of the outputs."""
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
-        self.outputs: Structure = None
+        self.outputs: Structure = None  # the outputs' structure, with dtypes as leaves, by `bind`
         has_terms = loss is not None and self.model_loss is None
         self._terms = LossTerms(loss, loss_weights, names) if has_terms else None
         self._names, self._is_alone = names, is_alone  # for one tower, any loss is exact
@@ -61,10 +58,7 @@ class Losses:
     def terms(
         self, y: Structure, sample_weight: Structure, predictions: Sequence[Any] | None = None
     ) -> list[LossTerm]:
-        """Returns the K terms of the loss; Keras matches losses, labels, outputs and weights.
-
-        predictions: the flattened outputs; None if the terms' predictions are not needed.
-        """
+        """Returns the K terms of the loss; `predictions`: the flattened outputs, if needed."""
         if self._terms is None:
             return []
         y_pred = self.outputs

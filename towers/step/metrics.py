@@ -43,10 +43,7 @@ class BatchMetrics:
             return {"loss": loss_tracker(self.model).result(), **logs}
 
     def result(self) -> dict[str, tf.Tensor]:
-        """Returns the values over all batches since `reset`.
-
-        Values that only a custom `compute_metrics` knows are NaN.
-        """
+        """Returns the values since `reset`; those only a custom `compute_metrics` knows are NaN."""
         with tf.device(self._device):
             logs = self.model.get_metrics_result()
             logs = {"loss": loss_tracker(self.model).result(), **logs}
@@ -98,10 +95,7 @@ def make_metrics(metrics: Any, output_names: Sequence[str] | None, device: str) 
 def track_losses(
     model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
 ) -> None:
-    """Updates the metrics that a model tracks while it computes the loss of a global batch.
-
-    Call it before the update, because Keras computes the loss with the old parameters.
-    """
+    """Updates what a model tracks while it computes a loss; call it before the update."""
     if overrides(model, "compute_loss"):
         call_compute_loss(model, x, y, y_pred, sample_weight, training)
     elif tracks_outputs(model, y_pred):

@@ -22,10 +22,7 @@ from towers.step.raw_variables import raw_variables_in
 
 @contextmanager
 def called_in(scope: TowerScope, meeting: Callable[[], AbstractContextManager]) -> Iterator[None]:
-    """Gives layers the scope's values inside the with block, and recomputes what keras.remat wraps.
-
-    meeting: makes the context in which synchronized layers sum over all towers.
-    """
+    """Gives layers the scope's values, within `meeting()`; recomputes what keras.remat wraps."""
     def call(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         before, around = scope.as_now(), surroundings()
         inputs = args, kwargs

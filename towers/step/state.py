@@ -23,10 +23,7 @@ def is_seed(variable: Any) -> bool:
 def statistics(
     model: keras.Model, synchronized: Sequence[keras.layers.Layer] = ()
 ) -> list[keras.Variable]:
-    """Returns the statistics of BatchNormalization layers, in the order of the model's variables.
-
-    Those of `synchronized` layers, which are equal in all towers, are left out.
-    """
+    """Returns the statistics of BatchNormalization layers that are not in `synchronized`."""
     found = {
         id(variable)
         for layer in all_layers(model)
@@ -49,11 +46,8 @@ def tower_seeds(seeds: Sequence[tf.Tensor], tower_index: int) -> list[tf.Tensor]
 
 
 def variables_device(model: keras.Model) -> str:
-    """Returns the device of the model's first trainable variable; "/cpu:0" without variables.
-
-    Without trainable variables, other weights come first. Random seeds come last, because a layer
-    creates them before it is built, maybe on another device.
-    """
+    """Returns the device of the model's first trainable variable; "/cpu:0" without variables."""
+    # Random seeds come last: a layer creates them before it is built, maybe on another device.
     variables = [*model.trainable_variables, *model.weights, *model.variables]
     return short_name(variables[0].value.device) if variables else HOST
 

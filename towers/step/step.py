@@ -58,10 +58,7 @@ class Computed(NamedTuple):
 
 
 class Step:
-    """Makes updates of a model's parameters, within a tf.function of the caller.
-
-    trainable_variables: the V variables that were trainable when this step was created.
-    """
+    """Updates the V parameters that were trainable at first, within a tf.function of the caller."""
 
     def __init__(
         self, model: keras.Model, optimizer: Any = COMPILED, loss: Any = COMPILED, *,
@@ -224,10 +221,7 @@ class Step:
         return run(traced, [[shares[t], *options] for t in self.local_towers])
 
     def _inputs(self, shards: list[Shard]) -> list[TowerInput]:
-        """Returns the inputs of each tower of this worker (arrow 3).
-
-        TensorFlow sends a value only once to each device, even if several of its towers need it.
-        """
+        """Returns the inputs of each tower of this worker (arrow 3), sent once to each device."""
         source, first = self.parameter_device, len(self.trainable_variables)
         inputs = []
         with tf.name_scope(structures.PARAMETERS), tf.device(source):

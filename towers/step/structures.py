@@ -112,10 +112,7 @@ def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> A
 
 
 def batch_specs(batch: Any) -> Any:
-    """Returns the specs of a batch's tensors, arrays or specs, for any number of examples.
-
-    Absent parts become None: Keras' data has None or empty Optionals for them.
-    """
+    """Returns specs of a batch's tensors, arrays or specs, for any n; absent parts become None."""
     absent = (tf.experimental.Optional, tf.OptionalSpec, NONE_SPEC)
     return map_tensors(lambda v: None if isinstance(v, absent) else any_rows(v), batch)
 

@@ -103,10 +103,7 @@ class Tower:
         self, inputs: TowerInput, shares: Shares, loss_scale: tf.Tensor,
         sum_towers: Sum | None = None,
     ) -> TowerOutput:
-        """Runs the forward and the backward pass on one shard.
-
-        loss_scale: scalar float32. sum_towers: sums over all towers, if layers are synchronized.
-        """
+        """Runs both passes on one shard; with `sum_towers`, some layers are synchronized."""
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             tape.watch(inputs.parameters)
             facts = self._facts(inputs, shares)
@@ -200,10 +197,7 @@ class Tower:
         self, inputs: TowerInput, facts: ShardFacts | None, shares: Shares | None = None, *,
         training: bool, sum_towers: Sum | None = None,
     ) -> TowerOutput:
-        """Calls the model at these values; with `shares`, computes the shard's part of the loss.
-
-        Without `facts`, values that the model assigns are dropped.
-        """
+        """Calls the model; computes the loss with `shares`, and what it assigns with `facts`."""
         values = [*inputs.parameters, *inputs.state]
         known = zip([*self.trainable, *self.state], values, strict=True)
         scope = TowerScope(known, len(self.trainable))

@@ -44,10 +44,7 @@ class Examples(NamedTuple):
 def load_examples(
     split: Split, options: InputOptions = InputOptions(), restored: Sequence[bool] = ()
 ) -> Examples:
-    """Opens a split of a `Dataset`: arrays become tensors, and large data stay in files.
-
-    restored: for each part of x, whether it is multiplied by 255 again.
-    """
+    """Opens a split of a `Dataset`; multiplies the `restored` parts of x by 255 again."""
     examples = Examples(source_of(split).opened(options))
     if any(restored):
         examples = examples._replace(changes=[with_bytes(restored)])

@@ -137,16 +137,13 @@ def _tf_records(paths: dict[str, str], where: str, features: str, num_classes: i
 
 
 def count_records(path: str) -> tuple[int, str]:
-    """Returns the number of records in a file, and its compression: "", "GZIP" or "ZLIB".
-
-    The lengths of the records suffice to count them, unless the file is compressed.
-    """
+    """Returns the number of records in a file, and its compression: "", "GZIP" or "ZLIB"."""
     count = 0
     try:
         with open(path, "rb") as file:
             head = file.read(2)
             size, place = os.fstat(file.fileno()).st_size, 0
-            while place < size:
+            while place < size:  # the lengths of the records suffice, unless they are compressed
                 file.seek(place)
                 place += _HEAD + int.from_bytes(file.read(8), "little") + _TAIL
                 count += 1

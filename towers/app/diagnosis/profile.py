@@ -97,10 +97,7 @@ def measure(
     step: TowerStep, batches: Callable[[int], Iterator[Any]], batch_size: int, num_examples: int,
     directory: Path,
 ) -> Profile:
-    """Times steps and parts of steps in turns, so that load affects all; then traces a few steps.
-
-    batches: (size) -> endless batches (x, y) of this size.
-    """
+    """Times steps and their parts in turns, so that load affects all; then traces a few steps."""
     batch_size = min(batch_size, num_examples)
     ahead = prefetched(step, batches(batch_size))
     given = {

@@ -43,10 +43,7 @@ class Source:
     def read(
         self, indices: Iterable[int], begin: Callable[[int], None] = lambda index: None
     ) -> list[np.ndarray]:
-        """Reads N examples into one array [N, ...] for each leaf; errors name an example's index.
-
-        begin: a function that is called with each index before that example is read.
-        """
+        """Reads N examples into one array [N, ...] a leaf; calls `begin(index)` before each one."""
         places = list(map(int, indices))
         stacked = [np.empty((len(places), *leaf.shape), leaf.dtype) for leaf in self.leaves]
         for row, index in enumerate(places):

@@ -90,10 +90,7 @@ def run_sweep(
     cells: Mapping[Row, TrainConfig], shared: TrainConfig, out_dir: Path,
     train: Sequence[str] = (sys.executable, "-m", "towers"), retry_failed: bool = False,
 ) -> list[Row]:
-    """Runs the cells that have no row in `out_dir` yet, and returns the rows of sweep.csv.
-
-    cells: from `make_cells`. train: the command that runs train.py.
-    """
+    """Runs cells that have no row in `out_dir` by the command `train`; returns sweep.csv's rows."""
     with _opened(out_dir, shared):
         again = {cell.key for cell in cells if retry_failed}
         before = table.read_table(out_dir / TABLE)
