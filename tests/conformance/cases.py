@@ -17,6 +17,7 @@ from towers.app import models
 from towers.app.models import builtin
 
 L = keras.layers
+LABELS = "sparse_categorical_crossentropy"
 FLOAT64 = "float64"  # a loss made here is older than the tests' set_floatx
 
 
@@ -65,15 +66,7 @@ def _built_in(name: str) -> Case:
         return rng.normal(size=(n, *shape)), rng.integers(0, classes, n), None
 
     return Case(
-        name,
-        lambda: without_randomness(BUILDERS[name](shape, classes)),
-        batch,
-        {"loss": "sparse_categorical_crossentropy"},
-    )
-
-
-def _notes_batch(n: int, rng: np.random.Generator) -> tuple:
-    return rng.integers(0, 20, (n, 7)), rng.integers(0, 20, n), None
+        name, lambda: without_randomness(BUILDERS[name](shape, classes)), batch, {"loss": LABELS})
 
 
 def rows(n: int, rng: np.random.Generator, inputs: int = 6, outputs: int = 3) -> tuple:
@@ -105,10 +98,6 @@ def fan_out(width: int = 5) -> keras.Model:
     hidden = L.Dense(width)(x)
     sums = [L.add([hidden, L.Dense(width)(hidden)]) for _ in range(2)]
     return keras.Model(x, L.Dense(3)(L.concatenate(sums)))
-
-
-def _pair(n: int, rng: np.random.Generator) -> tuple:
-    return [rng.normal(size=(n, 6)), rng.normal(size=(n, 6))], rng.normal(size=(n, 3)), None
 
 
 def _two_outputs(as_dict: bool) -> keras.Model:
@@ -187,10 +176,6 @@ def _embedding() -> keras.Model:
     return keras.Model(x, L.Dense(3)(L.Flatten()(WithPositions()(x))))
 
 
-def _tokens(n: int, rng: np.random.Generator) -> tuple:
-    return rng.integers(0, 20, (n, 7)), rng.normal(size=(n, 3)), None
-
-
 class RowMean(L.Layer):
     """The mean over a ragged axis; 0 for a row without values."""
 
@@ -255,9 +240,8 @@ def _padded_tokens(n: int, rng: np.random.Generator) -> tuple:
 
 def _dense(**options: Any) -> Callable[[], keras.Model]:
     def build() -> keras.Model:
-        return keras.Sequential([
-            keras.Input((6,)), L.Dense(5, activation="tanh", **options), L.Dense(3)
-        ])
+        hidden = L.Dense(5, activation="tanh", **options)
+        return keras.Sequential([keras.Input((6,)), hidden, L.Dense(3)])
 
     return build
 
@@ -272,10 +256,6 @@ class AddsLosses(L.Layer):
         return x
 
 
-def _adds_loss() -> keras.Model:
-    return keras.Sequential([keras.Input((6,)), L.Dense(5), AddsLosses(), L.Dense(3)])
-
-
 class Subclassed(keras.Model):
     """A subclassed model whose `call` does not pass `training` on."""
 
@@ -283,15 +263,10 @@ class Subclassed(keras.Model):
         super().__init__()
         self.hidden = L.Dense(5, activation="tanh")
         self.last = L.Dense(3)
+        self(np.zeros((1, 6)))  # builds it
 
     def call(self, x: Any) -> Any:
         return self.last(self.hidden(x))
-
-
-def _subclassed() -> keras.Model:
-    model = Subclassed()
-    model(np.zeros((1, 6)))
-    return model
 
 
 def _labels_with_ignored(n: int, rng: np.random.Generator) -> tuple:
@@ -338,47 +313,43 @@ def noisy(name: str) -> keras.Model:
 BUILT_IN = [_built_in(name) for name in BUILDERS]
 
 ODD = [
-    Case("shared_layer", _shared_layer, _pair),
+    Case("shared_layer", _shared_layer, lambda n, rng: (
+        list(rng.normal(size=(2, n, 6))), rng.normal(size=(n, 3)), None)),
     Case("fan_out", fan_out, rows),
     Case("two_outputs", lambda: _two_outputs(False), _two_outputs_batch(False), {
-        "loss": ["mse", "sparse_categorical_crossentropy"], "loss_weights": [0.3, 2.0],
-    }),
+        "loss": ["mse", LABELS], "loss_weights": [0.3, 2.0]}),
     Case("two_outputs_dict", lambda: _two_outputs(True), _two_outputs_batch(True), {
-        "loss": {"numbers": squared_error("mean_with_sample_weight"),
-                 "classes": "sparse_categorical_crossentropy"},
-        "loss_weights": {"numbers": 0.3, "classes": 2.0},
-    }),
+        "loss": {"numbers": squared_error("mean_with_sample_weight"), "classes": LABELS},
+        "loss_weights": {"numbers": 0.3, "classes": 2.0}}),
     Case("nested_outputs", _nested_outputs, _nested_batch, {
         "loss": {"pair": pair_error, "classes": [
             "crossentropy",
             keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
         ]},
     }),
-    Case("outputs_without_rows", _outputs_without_rows, _batch_without_rows, {
-        "loss": {"all": error_and_mean},
-    }),
-    Case("embedding", _embedding, _tokens),
+    Case("outputs_without_rows", _outputs_without_rows, _batch_without_rows,
+         {"loss": {"all": error_and_mean}}),
+    Case("embedding", _embedding, lambda n, rng: (
+        rng.integers(0, 20, (n, 7)), rng.normal(size=(n, 3)), None)),
     Case("ragged", _ragged, _ragged_tokens),
     Case("ragged_output", _ragged_output, _ragged_labels, {"loss": row_error}),
     Case("sparse", _sparse, _sparse_rows),
-    Case("notes", lambda: without_randomness(BUILDERS["gru"]((7,), 20)), _notes_batch, {
-        "loss": "sparse_categorical_crossentropy",
-    }),
+    Case("notes", lambda: without_randomness(BUILDERS["gru"]((7,), 20)), lambda n, rng: (
+        rng.integers(0, 20, (n, 7)), rng.integers(0, 20, n), None), {"loss": LABELS}),
     Case("masked_gru", _masked_gru, _padded_tokens),
     Case("layer_norm", lambda: keras.Sequential([
         keras.Input((6,)), L.Dense(5), L.LayerNormalization(), L.Dense(3)]), rows),
     Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), rows),
     Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), rows),
-    Case("adds_loss", _adds_loss, rows),
+    Case("adds_loss", lambda: keras.Sequential([
+        keras.Input((6,)), L.Dense(5), AddsLosses(), L.Dense(3)]), rows),
     Case("sample_weight", _dense(), _weighted_rows),
-    Case("mean_with_sample_weight", _dense(), _weighted_rows, {
-        "loss": squared_error("mean_with_sample_weight"),
-    }),
-    Case("weights_of_both_signs", _dense(), _balanced_rows, {
-        "loss": squared_error("mean_with_sample_weight"),
-    }),
+    Case("mean_with_sample_weight", _dense(), _weighted_rows,
+         {"loss": squared_error("mean_with_sample_weight")}),
+    Case("weights_of_both_signs", _dense(), _balanced_rows,
+         {"loss": squared_error("mean_with_sample_weight")}),
     Case("sum", _dense(), _weighted_rows, {"loss": squared_error("sum")}),
-    Case("subclassed", _subclassed, rows),
+    Case("subclassed", Subclassed, rows),
     Case("ignore_class", lambda: keras.Sequential([
         keras.Input((6,)), L.Dense(4, activation="softmax")]), _labels_with_ignored, {
         "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),

@@ -123,10 +123,6 @@ def _distiller() -> keras.Model:
     return _compiled(model, "adam", loss, metrics=["accuracy", metric])
 
 
-def _classes(n: int, rng: np.random.Generator) -> tuple:
-    return rng.normal(size=(n, 4)), rng.integers(0, 3, n)
-
-
 class CallsSuper(keras.Sequential):
     """Keras' own step, and something beside it."""
 
@@ -251,10 +247,6 @@ def _recurrent() -> keras.Model:
     return _compiled(WrittenOut(layers), "adam", "mse")
 
 
-def _words(n: int, rng: np.random.Generator) -> tuple:
-    return rng.integers(0, 9, (n, 6)).astype("int32"), rng.normal(size=(n, 2))
-
-
 class Physics(Minimizes):
     """u'' = f by nested tapes, and u given at the rows of y."""
 
@@ -320,13 +312,15 @@ OWN = [
     OwnCase("wgan_gp", _plain(WassersteinGAN), _REAL_AND_NOISE),
     OwnCase("persistent_tape", _plain(PersistentTape), _REAL_AND_NOISE),
     OwnCase("vae", _plain(VAE, optimizer="adam"), _REAL_AND_NOISE),
-    OwnCase("distillation", _distiller, _classes),
+    OwnCase("distillation", _distiller, lambda n, rng: (
+        rng.normal(size=(n, 4)), rng.integers(0, 3, n))),
     OwnCase("calls_super", _calls_super, _ROWS),
     OwnCase("unreduced", _sequential(Unreduced, lambda: keras.optimizers.SGD(0.01)), _ROWS),
     OwnCase("clips_and_averages", _plain(ClipsAndAverages, optimizer="adam"), _ROWS),
     OwnCase("sam", _sequential(SharpnessAware, lambda: "adam"), _ROWS),
     OwnCase("simclr", _plain(SimCLR, optimizer="adam"), _pairs(4, 4)),
-    OwnCase("embedding_lstm", _recurrent, _words),
+    OwnCase("embedding_lstm", _recurrent, lambda n, rng: (
+        rng.integers(0, 9, (n, 6)).astype("int32"), rng.normal(size=(n, 2)))),
     OwnCase("pinn", _plain(Physics, optimizer="adam"), _pairs(1, 1)),
     OwnCase("maml", _plain(MetaLearner, optimizer="sgd"), _ROWS),
     OwnCase("fast_weights", _plain(FastWeights, optimizer="sgd"), _ROWS),

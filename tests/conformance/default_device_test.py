@@ -2,8 +2,10 @@
 
 There, all that is made outside of `tf.device` lies on GPU 0: another default device stands for it.
 The models are made under `tf.device("/cpu:0")`, as the examples have it, or at the default, too.
+At last, the traced graph: variables, towers and the update are where the diagram says.
 """
 
+import re
 from contextlib import nullcontext
 
 import keras
@@ -13,6 +15,7 @@ import tensorflow as tf
 
 import towers
 from tests.parallel.fits import rows
+from tests.step.small_step import partition_graphs
 from towers.machine.devices import REHEARSAL
 
 C, L = keras.callbacks, keras.layers
@@ -111,11 +114,9 @@ def fitted(
         keras.utils.set_random_seed(3)
         made = make()
         parallel = towers.make_parallel(made, GPUS, num_towers=TOWERS)
-        parallel.compile(
-            optimizer(made), "categorical_crossentropy",
-            metrics=[keras.metrics.F1Score("macro"), "accuracy"],
-            steps_per_execution=steps_per_execution,
-        )
+        parallel.compile(optimizer(made), "categorical_crossentropy",
+                         metrics=[keras.metrics.F1Score("macro"), "accuracy"],
+                         steps_per_execution=steps_per_execution)
         history = parallel.fit(rows()[0], np.eye(3, dtype="float32")[rows()[1]], batch_size=7,
                                epochs=2, verbose=0, callbacks=callbacks(), **options).history
         return values(made, parallel.optimizer), history
@@ -160,10 +161,8 @@ def test_a_tower_step_ends_in_the_same_bits():
             logs = step(x[7:], y[7:])
             assert int(step.optimizer.iterations) == 2
             _, gradients = step.gradients(x, y)
-            return (
-                [*values(step.model, step.optimizer), *(g.numpy() for g in gradients)],
-                {name: float(value) for name, value in logs.items()},
-            )
+            return ([*values(step.model, step.optimizer), *(g.numpy() for g in gradients)],
+                    {name: float(value) for name, value in logs.items()})
 
     assert_same_bits(stepped(None), stepped(ELSEWHERE))
 
@@ -187,3 +186,40 @@ def test_a_run_of_towers_train_ends_in_the_same_bits_and_goes_on_to_them(make, t
         return [found]
 
     assert_same_bits(trained(None), trained(ELSEWHERE))
+
+
+def trained_step(num_towers, num_devices):
+    model = keras.Sequential([
+        keras.Input((8, 8, 1)), L.Conv2D(4, 3), L.BatchNormalization(), L.Flatten(), L.Dense(2)
+    ])
+    step = towers.TowerStep(model, "adam", "mse", num_towers=num_towers,
+                            devices=towers.tower_devices(num_devices, "cpu"))
+    step(np.ones((9, 8, 8, 1), "float32"), np.ones((9, 2), "float32"))
+    return step
+
+
+def cpu_index(operation):
+    return int(re.search(r"CPU:(\d+)", operation.device).group(1))
+
+
+@pytest.mark.parametrize("num_towers, num_devices", [(8, 4), (3, 2)])
+def test_tower_t_runs_on_device_t_times_D_over_T_and_the_update_on_cpu_0(num_towers, num_devices):
+    step = trained_step(num_towers, num_devices)
+    (graph,) = step.traces
+    calls = [op for op in graph.graph.get_operations() if "PartitionedCall" in op.type]
+    found = [cpu_index(op) for op in calls if "train" in op.get_attr("f").name]
+    assert found == [t * num_devices // num_towers for t in range(num_towers)]
+    assert [cpu_index(op) for op in calls if "update_program" in op.get_attr("f").name] == [0]
+    for variable in [*step.model.variables, *step.optimizer.variables]:
+        assert variable.value.device.endswith("CPU:0"), variable.path
+
+
+def test_parameters_are_sent_once_to_each_device_not_once_to_each_tower():
+    steps = []
+    graphs = partition_graphs(lambda: steps.append(trained_step(8, 2)))
+    step, partitions = steps[0], [g for g in graphs if any("CPU:1" in n.device for n in g.node)]
+    received = [n.attr["tensor_name"].s.decode() for graph in partitions for n in graph.node
+                if n.op == "_Recv" and b"parameters/" in n.attr["tensor_name"].s]
+    assert received
+    assert len(received) == len(set(received))
+    assert len(received) <= len(step.model.variables) + len(step.optimizer.variables)

@@ -1,15 +1,13 @@
 """train.py, TowerStep and make_parallel(...).fit, as README shows them, are one and the same."""
 
-from pathlib import Path
-
 import keras
 import numpy as np
 import pytest
 
 from tests import forked
+from tests.real_workers import ROOT
 from tests.train_test import TRAIN, environment
 
-ROOT = Path(__file__).parents[2]
 # Dropout, BatchNormalization, Adam, ragged last batches; the threads of an operation change its
 # bits: on 2 cores 4 towers get one thread each, and TensorFlow alone would take two.
 TOWERS, DEVICES, BATCH, EPOCHS, SEED = 4, 2, 16, 2, 0

@@ -34,10 +34,8 @@ def train(build, batches, num_towers, num_devices, **options):
 
 def image_batches():
     rng = np.random.default_rng(0)
-    return [
-        (rng.normal(size=(n, *SHAPE)).astype("float32"), rng.integers(0, CLASSES, n))
-        for n in BATCHES
-    ]
+    return [(rng.normal(size=(n, *SHAPE)).astype("float32"), rng.integers(0, CLASSES, n))
+            for n in BATCHES]
 
 
 def assert_same_bits(build, batches, num_towers, choices, **options):

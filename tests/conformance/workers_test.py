@@ -88,10 +88,8 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_device
     if poisoned is not None:
         batches[poisoned][0][0] = np.nan
     each = -(-num_towers // cluster.num_workers)
-    step = towers.TowerStep(
-        model, optimizer or keras.optimizers.Adam(0.01), num_towers=num_towers,
-        devices=towers.tower_devices(min(max_devices, each), "cpu"), **options,
-    )
+    step = towers.TowerStep(model, optimizer or keras.optimizers.Adam(0.01), num_towers=num_towers,
+                            devices=towers.tower_devices(min(max_devices, each), "cpu"), **options)
     digest = hashlib.sha256()
     for values in batches:
         digest.update(repr({k: float(v) for k, v in step(*values).items()}).encode())

@@ -43,10 +43,7 @@ def fitted(model):
 
 def test_a_fit_has_the_bits_of_one_whose_step_splits_the_batch():
     """Keras' own function makes several steps at once, and places nothing ahead."""
-    (history, values), (their_history, theirs) = fitted(make()), fitted(make(5))
-    assert history == their_history
-    for a, b in zip(values, theirs, strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(fitted(make()), fitted(make(5)))
 
 
 def test_an_endless_iterator_goes_on_in_the_next_epoch_and_other_data_begin_anew():

@@ -1,6 +1,6 @@
 """What the tests of make_parallel share: the same run by Keras on one device, and on towers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -58,11 +58,16 @@ def assert_same_logs(ours: dict, theirs: dict) -> None:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=TOLERANCE, err_msg=name)
 
 
+def assert_close(ours: Iterable, theirs: Iterable, rtol: float = TOLERANCE, atol: float = 1e-12
+                 ) -> None:
+    """Each of these variables or arrays agrees with that of the same place."""
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+        np.testing.assert_allclose(a, b, rtol, atol, err_msg=getattr(a, "path", f"{i}"))
+
+
 def assert_same_weights(pair: Pair) -> None:
     """Weights and optimizer slots agree."""
-    ours, theirs = ([*m.variables, *m.optimizer.variables] for m in (pair.ours, pair.theirs))
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a.numpy(), b.numpy(), TOLERANCE, 1e-12, err_msg=a.path)
+    assert_close(*([*m.variables, *m.optimizer.variables] for m in (pair.ours, pair.theirs)))
 
 
 def assert_same_fit(pair: Pair, data: Callable[[], tuple], **options: Any) -> dict:
@@ -71,6 +76,13 @@ def assert_same_fit(pair: Pair, data: Callable[[], tuple], **options: Any) -> di
     assert_same_logs(ours, theirs)
     assert_same_weights(pair)
     return ours
+
+
+class Own(keras.Sequential):
+    """A step of the model's own, which is Keras'."""
+
+    def train_step(self, data: Any) -> dict:
+        return super().train_step(data)
 
 
 def classifier() -> keras.Model:

@@ -4,12 +4,17 @@ import keras
 import numpy as np
 import pytest
 
+import towers
 from tests import forked
-from tests.parallel.pairs import (CLASSIFIER, assert_same_fit, assert_same_logs,
+from tests.parallel.fits import Interrupt
+from tests.parallel.pairs import (CLASSIFIER, Own, assert_same_fit, assert_same_logs,
                                   assert_same_weights, build_pair, classifier, fit_pair, rows)
+from towers.machine.devices import tower_devices
 from towers.parallel.parallel_model import ParallelModel
 
-C = keras.callbacks
+C, L = keras.callbacks, keras.layers
+RNG = np.random.default_rng(0)
+X, Y = RNG.normal(size=(44, 5)), RNG.integers(0, 3, 44)
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -116,8 +121,7 @@ def test_backup_and_restore_goes_on_where_the_run_broke_off(tmp_path):
         fit(C.BackupAndRestore(tmp_path / "backup"), Crash())
     again = fit(C.BackupAndRestore(tmp_path / "backup"))
     assert again.epoch == [2, 3]
-    for a, b in zip(again.model.get_weights(), expected.get_weights(), strict=True):
-        np.testing.assert_array_equal(a, b)
+    np.testing.assert_equal(again.model.get_weights(), expected.get_weights())
 
 
 @pytest.mark.telling("2")
@@ -130,10 +134,8 @@ def test_swap_ema_weights_and_gradient_accumulation(steps_per_execution):
             weight_decay=0.1,
         )}, steps_per_execution=steps_per_execution,
     )
-    theirs, ours = fit_pair(
-        pair, rows, batch_size=7, epochs=3, validation_split=0.3,
-        callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)],
-    )
+    theirs, ours = fit_pair(pair, rows, batch_size=7, epochs=3, validation_split=0.3,
+                            callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)])
     assert_same_logs(ours, theirs)
     assert_same_weights(pair)
 
@@ -215,3 +217,52 @@ def test_a_tracker_that_replaces_fit_is_called_and_changes_nothing(when, tmp_pat
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.splitlines()[-1] == "['tracked', 'tracked', 'tracked'] 1"
     assert (tmp_path / "a" / "checkpoints").exists() and (tmp_path / "b" / "checkpoints").exists()
+
+
+# towers.NoiseScale
+
+
+def compiled(kind=keras.Sequential):
+    keras.utils.set_random_seed(3)
+    model = kind([keras.Input((5,)), L.Dense(7, activation="relu"), L.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss, metrics=["accuracy"], jit_compile=False)
+    return model
+
+
+def test_its_logs_are_those_of_the_step_and_the_weights_those_without_it():
+    plain, measured, own = compiled(), compiled(), compiled()
+    options = {"batch_size": 20, "epochs": 2, "shuffle": False, "verbose": 0}
+    towers.make_parallel(plain, 2, num_towers=3).fit(X, Y, **options)
+    parallel = towers.make_parallel(measured, 2, num_towers=3)
+    history = parallel.fit(X, Y, validation_data=(X, Y), callbacks=[towers.NoiseScale()],
+                           **options).history
+    assert list(history) == ["accuracy", "loss", "noise_scale", "val_accuracy", "val_loss"]
+    assert towers.digest(measured) == towers.digest(plain)
+    step = towers.TowerStep(own, devices=tower_devices(2, "cpu"), num_towers=3, noise_scale=True)
+    for expected in history["noise_scale"]:
+        step.reset_metrics()
+        for i in range(0, 44, 20):
+            logs = step.train_batch(X[i:i + 20], Y[i:i + 20])
+        assert float(logs["noise_scale"]) == pytest.approx(expected, rel=1e-5) and expected > 0
+    assert "noise_scale" not in parallel.fit(X, Y, **options).history
+
+
+def test_a_resumed_fit_goes_on_with_the_epochs_estimates(tmp_path):
+    def fit(directory, *callbacks):
+        return towers.make_parallel(compiled(), 2, num_towers=3).fit(
+            X, Y, batch_size=10, verbose=0,
+            callbacks=[towers.Resume(directory, every=1), towers.NoiseScale(), *callbacks],
+        ).history["noise_scale"]
+
+    with pytest.raises(InterruptedError):
+        fit(tmp_path / "a", Interrupt(2))
+    assert fit(tmp_path / "a") == fit(tmp_path / "b")
+
+
+def test_where_towers_have_no_gradients_it_is_refused():
+    with pytest.raises(ValueError, match="NoiseScale works only in the fit of a parallel model"):
+        compiled().fit(X, Y, verbose=0, callbacks=[towers.NoiseScale()])
+    with pytest.raises(ValueError, match="leave towers.NoiseScale.. out"):
+        parallel = towers.make_parallel(compiled(Own), 2)
+        parallel.fit(X, Y, verbose=0, callbacks=[towers.NoiseScale()])

@@ -1,7 +1,6 @@
 """The devices of make_parallel: where towers and variables are; machine/gpus_test has `gpus`."""
 
 import re
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,23 +10,16 @@ import tensorflow as tf
 import towers
 from tests import forked
 from tests.parallel.pairs import classifier
+from tests.real_workers import ROOT
 from towers.parallel import parallel_model
-
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(name="devices_of")
-def _devices_of(monkeypatch):
-    """(devices, number of towers) of the arguments of make_parallel."""
-    monkeypatch.setattr(parallel_model, "parallel_on", lambda model, *where, **options: where[:2])
-    return towers.make_parallel
 
 
 @pytest.mark.parametrize("gpus, expected", [(3, [0, 1, 2]), ([5, 1], [5, 1])])
-def test_towers_run_on_the_devices_asked_for(gpus, expected, devices_of):
+def test_towers_run_on_the_devices_asked_for(gpus, expected, monkeypatch):
     """On a machine without GPUs: logical CPU devices."""
+    monkeypatch.setattr(parallel_model, "parallel_on", lambda model, *where, **options: where[:2])
     devices = [f"/cpu:{i}" for i in expected]
-    assert devices_of(classifier(), gpus) == (devices, len(devices))
+    assert towers.make_parallel(classifier(), gpus) == (devices, len(devices))
 
 
 @pytest.mark.parametrize("num_towers", [0, -2, 1.5, "4"])

@@ -147,10 +147,8 @@ def test_fit_of_two_inputs_of_which_one_may_be_absent(build, other):
 
 
 def test_compute_loss_that_extends_keras_on_several_outputs():
-    pair = build_pair(
-        functional_with_own_loss, optimizer=lambda: "adam", loss=["mse", "mae"],
-        loss_weights=[0.5, 2.0],
-    )
+    pair = build_pair(functional_with_own_loss, optimizer=lambda: "adam", loss=["mse", "mae"],
+                      loss_weights=[0.5, 2.0])
     rng = np.random.default_rng(0)
     data = rng.normal(size=(13, 6)), [rng.normal(size=(13, 2)), rng.normal(size=(13, 3))]
     history = assert_same_fit(pair, lambda: data, batch_size=5, epochs=2)

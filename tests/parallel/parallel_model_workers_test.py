@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import towers
+from tests.parallel.pairs import Own
 from tests.real_workers import run_all
 
 
@@ -86,11 +87,6 @@ def other_shuffle(out):
 def other_model(out):
     parallel = compiled(make(seed=towers.join_workers().index))
     parallel.fit(*data(), batch_size=16, verbose=0)
-
-
-class Own(keras.Sequential):
-    def train_step(self, data):
-        return super().train_step(data)
 
 
 def own_step(out):

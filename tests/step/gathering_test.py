@@ -1,4 +1,4 @@
-"""`towers.gather`, by whoever is tracing; BatchNormalization with the large batch's results."""
+"""What towers do together: `towers.gather`, BatchNormalization, lookups of the same rows."""
 
 import threading
 
@@ -8,11 +8,14 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.custom_step.steps import fit_alike, step_of
+from tests.parallel.pairs import assert_close
 from towers.machine import devices
 from towers.step import TowerStep
 from towers.step.gathering import gathered_by
 
 L = keras.layers
+DISTINCT = ["unique", "sum", "mean"]
 
 
 def test_outside_of_towers_it_is_its_argument():
@@ -35,7 +38,7 @@ def test_a_tower_step_refuses_it_and_names_the_way_out():
     def loss(y, y_pred):
         return tf.reduce_mean((towers.gather(y_pred) - towers.gather(y)) ** 2)
 
-    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model = keras.Sequential([keras.Input((3,)), L.Dense(2)])
     with pytest.raises(ValueError, match="towers.make_parallel"):
         TowerStep(model, "sgd", loss, num_towers=2)(tf.ones([4, 3]), tf.ones([4, 2]))
 
@@ -77,8 +80,7 @@ def test_masked_steps_do_not_count(float64):
         x, y = masked_batch(size)
         step(x, y)
         keras_alone.train_on_batch(x, y)
-    for a, b in zip(ours.variables, keras_alone.variables, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=a.path)
+    assert_close(ours.variables, keras_alone.variables)
 
 
 def test_compiled_towers_meet_too(float64):
@@ -86,11 +88,69 @@ def test_compiled_towers_meet_too(float64):
     for model, jit_compile in ((plain, False), (compiled, True)):
         step = make_step(model, 3, 2, batch_norm="synchronized", jit_compile=jit_compile)
         step(*small_batch(7))
-    for a, b in zip(compiled.variables, plain.variables, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12, err_msg=a.path)
+    assert_close(compiled.variables, plain.variables)
 
 
 def test_the_model_is_left_as_keras_made_it():
     model = small()
     make_step(model, 2, batch_norm="synchronized")(*small_batch(4))
     assert all("_moments" not in layer.__dict__ for layer in model.layers)
+
+
+# Tables of which all towers look up the same rows: Keras' optimizers square each lookup apart
+
+
+class Positions(L.Layer):
+    """Tokens, and what all rows of the batch look up alike."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.tokens = L.Embedding(9, 4)
+        self.places = self.tokens if kind == "one table" else L.Embedding(9, 4)
+
+    def call(self, x):
+        twice = self.kind == "twice"
+        return self.tokens(x) + self.places(
+            tf.constant([0, 3, 3, 1, 0]) if twice else tf.range(tf.shape(x)[1]))
+
+
+class Distinct(L.Layer):
+    """Looks each token of the batch up once."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def build(self, shape):
+        self.table = self.add_weight(shape=(10, 4))
+
+    def call(self, x):
+        table = tf.convert_to_tensor(self.table)
+        if self.kind == "unique":
+            tokens, places = tf.unique(tf.reshape(x, [-1]))
+            rows = tf.gather(tf.gather(table, tokens), places)
+            return tf.reshape(rows, [tf.shape(x)[0], 5 * 4])
+        return tf.ensure_shape(tf.nn.safe_embedding_lookup_sparse(
+            table, tf.sparse.from_dense(x), combiner=self.kind), [None, 4])
+
+
+class CustomStep(keras.Sequential):
+    train_step = step_of(lambda model, x, y: model.compute_loss(x, y, model(x, training=True)))
+
+
+@pytest.mark.telling("two tables-*", "unique-*", "mean-False")
+@pytest.mark.parametrize("own_step", [False, True])
+@pytest.mark.parametrize("kind", ["two tables", "one table", "twice", *DISTINCT])
+def test_what_all_towers_look_up_is_one_lookup_as_it_is_in_the_large_batch(kind, own_step, float64):
+    def make():
+        layer = (Distinct if kind in DISTINCT else Positions)(kind)
+        layers = [keras.Input((5,), dtype="int32"), layer, L.Flatten(), L.Dense(2)]
+        model = (CustomStep if own_step else keras.Sequential)(layers)
+        optimizer = keras.optimizers.Adam(0.01, global_clipnorm=0.3)
+        model.compile(optimizer, "mse", jit_compile=False)
+        return model
+
+    rng = np.random.default_rng(0)
+    rows = rng.integers(0, 9, (22, 5)), rng.normal(size=(22, 2))
+    fit_alike(make, *rows, num_towers=3, batch_size=8, epochs=2)

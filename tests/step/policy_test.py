@@ -23,10 +23,8 @@ NUM_TOWERS = 6
 PLAIN = ()
 SUMS = 9  # of the loss, six gradients and two statistics
 TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
-OPTIONS = [
-    PLAIN, (("jit_compile", True),), (("nonfinite", "stop"),), (("nonfinite", "skip"),),
-    (("batch_norm", "tower0"),),
-]
+OPTIONS = [PLAIN, (("jit_compile", True),), (("nonfinite", "stop"),), (("nonfinite", "skip"),),
+           (("batch_norm", "tower0"),)]
 UNPACKED = dataclasses.replace(GPU, pack_transfers=False)
 
 
@@ -109,11 +107,9 @@ def test_no_operation_is_left_without_a_device(options):
     graph = graphs_of(GPU, options)[0]
     follows_its_input = ("Placeholder", "ReadVariableOp", "NoOp", "Const")
     returned = {tensor.op for tensor in graph.outputs}
-    assert not [
-        operation.name for operation in graph.get_operations()
-        if not operation.device and operation.type not in follows_its_input
-        and operation not in returned
-    ]
+    assert not [operation.name for operation in graph.get_operations()
+                if not operation.device and operation.type not in follows_its_input
+                and operation not in returned]
 
 
 @pytest.mark.parametrize("policy, sends", [(UNPACKED, SUMS), (GPU, 1)], ids=["unpacked", "packed"])

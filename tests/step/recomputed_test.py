@@ -10,6 +10,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.parallel.pairs import assert_close
 from towers.machine import devices
 from towers.step import TowerStep
 
@@ -49,10 +50,8 @@ class Block(L.Layer):
 
 def noisy(remat):
     """Dropout, statistics, a kernel that is assigned, and a block inside of a block."""
-    inner = [
-        L.BatchNormalization(), L.SpectralNormalization(L.Dense(6)), L.Dropout(0.3, seed=3),
-        Block([L.Dense(6, activation="gelu", activity_regularizer="l2")], remat),
-    ]
+    inner = [L.BatchNormalization(), L.SpectralNormalization(L.Dense(6)), L.Dropout(0.3, seed=3),
+             Block([L.Dense(6, activation="gelu", activity_regularizer="l2")], remat)]
     return keras.Sequential([keras.Input((6,)), Block(inner, remat), L.Dense(3)])
 
 
@@ -109,8 +108,7 @@ def test_results_are_those_without_it_and_the_same_on_any_devices(build, options
     again, elsewhere = (trained(build, True, n, **options) for n in (1, 3))
     without = trained(build, False, 3, **options)
     np.testing.assert_equal(again, elsewhere)
-    for value, expected in zip(again, without, strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-12)
+    assert_close(again, without, 1e-10)
 
 
 @pytest.mark.parametrize("jit_compile", [False, True])
@@ -124,8 +122,7 @@ def test_make_parallel_trains_as_keras_does_without_it(jit_compile, float64):
         assert parallel.train_on_batch(*batch(size)) == pytest.approx(
             alone.train_on_batch(*batch(size)), rel=1e-12
         )
-    for value, expected in zip(parallel.get_weights(), alone.get_weights(), strict=True):
-        np.testing.assert_allclose(value, expected, rtol=1e-10, atol=1e-12)
+    assert_close(parallel.get_weights(), alone.get_weights(), 1e-10)
 
 
 def test_half_precision_is_kept():

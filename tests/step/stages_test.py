@@ -221,8 +221,7 @@ def test_the_pipeline_is_full(num_stages, num_towers):
     if num_stages == 2:
         found = share_waited(num_stages, num_towers)
     else:
-        command = [sys.executable, "-m", "tests.step.stages_test", f"{num_stages}",
-                   f"{num_towers}"]
+        command = [sys.executable, "-m", "tests.step.stages_test", f"{num_stages}", f"{num_towers}"]
         found = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     expected = (num_stages - 1) / (num_towers + num_stages - 1)
     assert expected - 0.01 < found < expected + 0.05

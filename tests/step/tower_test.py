@@ -66,10 +66,8 @@ def test_an_added_loss_that_is_no_mean_is_warned_of_with_its_line(method):
 
 def test_the_weights_of_masks_follow_from_the_inputs_alone():
     """What they are computed from, in the traced graph: no forward pass."""
-    model = keras.Sequential([
-        keras.Input((5,), dtype="int32"), L.Embedding(9, 4, mask_zero=True),
-        L.Dense(3, activation="softmax"),
-    ])
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), L.Embedding(9, 4, mask_zero=True),
+                              L.Dense(3, activation="softmax")])
     tokens = tf.constant([[1, 2, 0, 0, 0], [3, 4, 5, 0, 0]])
     step = make_step(model, "sparse_categorical_crossentropy", 2)
     graph = step.tower.trace("train", (tokens, tf.ones_like(tokens), None))[1].function.graph
@@ -232,10 +230,8 @@ def operations_in(directory):
     """How many operations of each type ran, by a profile; its events are called "node:type"."""
     (path,) = directory.glob("plugins/profile/*/*.xplane.pb")
     planes = xplane_pb2.XSpace.FromString(path.read_bytes()).planes
-    return collections.Counter(
-        plane.event_metadata[event.metadata_id].name.rpartition(":")[2]
-        for plane in planes for line in plane.lines for event in line.events
-    )
+    return collections.Counter(plane.event_metadata[event.metadata_id].name.rpartition(":")[2]
+                               for plane in planes for line in plane.lines for event in line.events)
 
 
 @pytest.mark.parametrize("make", [two_filters, shared_filter])

@@ -154,10 +154,8 @@ def test_compiled_towers_give_the_large_batch_gradient(count, float64):
             keras.Input((6,)), L.Dense(8, activation="tanh", kernel_regularizer="l2"),
             L.Dense(3, activation="softmax"),
         ])
-        step = towers.TowerStep(
-            model, "sgd", "sparse_categorical_crossentropy", devices=["/cpu:0"],
-            num_towers=num_towers, jit_compile=num_towers > 1,
-        )
+        step = towers.TowerStep(model, "sgd", "sparse_categorical_crossentropy", devices=["/cpu:0"],
+                                num_towers=num_towers, jit_compile=num_towers > 1)
         loss, gradients = step.gradients(x.astype("float64"), y)
         found.append([loss, *gradients])
     for a, b in zip(*found, strict=True):
