@@ -2,7 +2,7 @@
 
     worker        [ imports ] [ collects ] . . . . . . . . . . . . . . . . . . . . . .
     step_test                              [ TensorFlow starts, tests ]
-    update_test                                                        [ the same ] ...
+    other_test                                                         [ the same ] ...
 
 What a module's models, graphs and compiled programs have taken, the end of its process gives back;
 nothing else gives back all of it: XLA keeps each program for good. xdist starts a new worker only
