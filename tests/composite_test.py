@@ -95,8 +95,7 @@ def test_metrics_of_a_step_take_sparse_and_ragged_labels(float64):
     devices = towers.tower_devices(3, "cpu")
     x, y, _ = examples("sparse")
     step = TowerStep(
-        compiled("sparse"), "sgd", square_error, metrics=[square_error], devices=devices
-    )
+        compiled("sparse"), "sgd", square_error, metrics=[square_error], devices=devices)
     logs = step(x, tf.sparse.from_dense(y))
     np.testing.assert_allclose(logs["square_error"], logs["loss"], rtol=1e-6)
     x, y, _ = examples("ragged_output")
@@ -116,8 +115,7 @@ def test_prefetched_shards_and_any_devices_give_the_same_bits(name, policy):
         model = compiled(name)
         devices = towers.tower_devices(num_devices, "cpu")
         step = TowerStep(
-            model, "adam", **CASES[name].compile, devices=devices, num_towers=4, policy=policy
-        )
+            model, "adam", **CASES[name].compile, devices=devices, num_towers=4, policy=policy)
         batches = [examples(name, count, seed=count) for count in (9, 8, 3)]
         for batch in prefetched(step, batches, to_devices=to_devices):
             step.train_batch(**batch._asdict())
@@ -153,8 +151,7 @@ def test_a_synchronized_tower_takes_ragged_input(float64):
         model = keras.Model(inputs, L.Dense(3)(Normalized()(L.Embedding(20, 4)(inputs))))
         step = TowerStep(
             model, "sgd", "mse", devices=towers.tower_devices(num_towers, "cpu"),
-            batch_norm="synchronized",
-        )
+            batch_norm="synchronized")
         rng = np.random.default_rng(0)
         lengths = [1, 5, 2, 4, 3, 3, 1, 5, 2, 4]
         x = tf.RaggedTensor.from_row_lengths(rng.integers(0, 20, 30), lengths)
@@ -202,8 +199,7 @@ def test_resume_goes_on_with_ragged_and_sparse_arrays(name, tmp_path):
         model = compiled(name, num_towers=2)
         resume = towers.Resume(tmp_path / directory, every=3)
         model.fit(
-            x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[resume], validation_split=0.1
-        )
+            x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[resume], validation_split=0.1)
         return model.get_weights()
 
     fit("parted", 1)

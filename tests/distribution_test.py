@@ -71,8 +71,7 @@ def run_installed(name, *flags, cwd):
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
     return subprocess.run(
         [sys.executable, script, *flags], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=100,
-    )
+        capture_output=True, text=True, timeout=100)
 
 
 @pytest.mark.parametrize("name", ["towers-train", "towers-sweep", "towers-launch"])

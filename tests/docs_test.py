@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import towers
-from tests import forked, plain_english
+from tests import plain_english, processes
 from towers import TrainConfig
 from towers.app import fields
 
@@ -96,8 +96,8 @@ def run_block(page, index, folder, **changes):
     for old, new in changes.items():
         assert old in script
         script = script.replace(old, new)
-    done = forked.run("-c", script, cwd=folder, timeout=100,
-                      environment={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = processes.run("-c", script, cwd=folder, timeout=100,
+                         environment={**os.environ, "PYTHONPATH": str(ROOT)})
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -164,8 +164,7 @@ def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder], cwd=ROOT,
-        capture_output=True, text=True, timeout=100,
-    )
+        capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 

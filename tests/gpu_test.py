@@ -56,8 +56,7 @@ def test_the_averaged_gradient_is_the_large_batch_gradient(case: Case, num_devic
     with tf.device("/cpu:0"):
         model = case.build()
         step = towers.TowerStep(
-            model, "sgd", **case.compile, num_towers=8, devices=DEVICES[:num_devices]
-        )
+            model, "sgd", **case.compile, num_towers=8, devices=DEVICES[:num_devices])
     compute = keras_gradients(model, case)
     for size in (40, 9, 7):
         batch = case.batch(size, np.random.default_rng(size))
@@ -130,8 +129,7 @@ def test_a_run_with_each_switch_has_the_large_batchs_gradient(switch, tmp_path):
     assert "the averaged gradient is the full-batch gradient" in trained(
         tmp_path, *EIGHT, switch, "--num_gpus=8", "--model=tests.gpu_test:plain",
         "--dataset=tests.resuming:data", "--batch_size=48", "--max_steps=2", "--verify_gradients",
-        "--run_dir=run",
-    )
+        "--run_dir=run")
 
 
 def plain(input_shape, num_classes):
@@ -168,8 +166,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_gpus(tmp_pat
 def test_too_large_a_batch_for_the_memory_names_the_ways_out(tmp_path):
     code, stdout, stderr = train(
         *EIGHT, "--model=tests.gpu_test:hungry", "--dataset=tests.resuming:data", "--num_gpus=8",
-        "--batch_size=48", "--max_steps=1", "--run_dir=run", cwd=tmp_path,
-    )
+        "--batch_size=48", "--max_steps=1", "--run_dir=run", cwd=tmp_path)
     assert code == 2, stdout + stderr
     assert "error: a device has too little memory for 6 examples a tower" in stderr
     assert "--batch_size" in stderr and "--num_towers=16" in stderr

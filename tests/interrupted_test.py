@@ -14,13 +14,12 @@ import keras
 import pytest
 
 import towers
+from tests import processes
 from tests.app.datasets import loaders
-from tests.forked import Forked
 from tests.parallel.fits import STEPS, Fits, Interrupt, rows
 from towers.resume import checkpoints, run_dir
 
 C, L = keras.callbacks, keras.layers
-ROOT = Path(__file__).parents[1]
 SCRIPT = {  # what an edited script has otherwise
     "optimizer": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS)),
     "units": 5, "x": 0.0, "y": False,
@@ -65,12 +64,10 @@ class Train:
         stop = [] if after is None else [Interrupt(after, call)]
         config = towers.TrainConfig(
             run_dir=str(directory), resume="auto", num_gpus=num_gpus, num_towers=3, batch_size=7,
-            epochs=epochs, checkpoint_every=every,
-        )
+            epochs=epochs, checkpoint_every=every)
         history = towers.train(
             config, [*callbacks(), *stop], model=model, test=rows(5),
-            train=loaders.Sized(*examples()) if is_stateful else examples(),
-        )
+            train=loaders.Sized(*examples()) if is_stateful else examples())
         final = keras.saving.load_model(directory / run_dir.FINAL)
         return history, digest([*final.variables, *final.optimizer.variables])
 
@@ -160,19 +157,15 @@ def test_killed_processes_on_any_devices_go_on_to_the_same_bits(
 ):
     def run(num_gpus, *fault):
         name = next(name for name, other in DOORS.items() if other is door)
-        process = Forked(
-            ["-m", "tests.interrupted_test", name, tmp_path / "run", num_gpus, *fault],
-            ROOT, dict(os.environ),
-        )
-        stdout, stderr = process.communicate(timeout=300)
-        return process.returncode, stdout, stderr
+        return processes.run(
+            "-m", "tests.interrupted_test", name, tmp_path / "run", num_gpus, *fault)
 
     for num_gpus, step in ((2, "5"), (1, "1")):
-        code, _, stderr = run(num_gpus, moment, step)
-        assert code == -signal.SIGKILL, stderr[-3000:]
-    code, stdout, stderr = run(3)
-    assert code == 0, stderr[-3000:]
-    assert stdout.splitlines()[-1] == repr(uninterrupted(door))
+        killed = run(num_gpus, moment, step)
+        assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    done = run(3)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.splitlines()[-1] == repr(uninterrupted(door))
 
 
 class InValidation(C.Callback):
@@ -215,8 +208,7 @@ class Count(C.Callback):
 def test_what_callbacks_remember_goes_on_with_them(door, tmp_path, monkeypatch):
     """A rate that falls on plateaus and by a schedule, averages, an early stop, best weights."""
     monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
-        0.1, use_ema=True, ema_momentum=0.6
-    ))
+        0.1, use_ema=True, ema_momentum=0.6))
 
     def run(name, after):
         def callbacks():
@@ -227,15 +219,13 @@ def test_what_callbacks_remember_goes_on_with_them(door, tmp_path, monkeypatch):
                 C.SwapEMAWeights(swap_on_epoch=True),
                 C.CSVLogger(tmp_path / f"{name}.csv"),
                 C.EarlyStopping(
-                    "accuracy", patience=3, min_delta=1.0, mode="max", restore_best_weights=True
-                ),
+                    "accuracy", patience=3, min_delta=1.0, mode="max", restore_best_weights=True),
             ]
 
         if after:
             with pytest.raises(InterruptedError):
                 door.run(
-                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation()], epochs=9
-                )
+                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation()], epochs=9)
         outcome = interrupted(door, tmp_path / name, after, callbacks=callbacks, epochs=9)
         return outcome, (tmp_path / f"{name}.csv").read_text()
 
@@ -251,8 +241,7 @@ def test_a_complete_one_returns_its_history_and_a_longer_one_goes_on(
 ):
     """From the weights, not from their averages: Keras discards these after the last epoch."""
     monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
-        0.3, use_ema=True, ema_momentum=0.7
-    ))
+        0.3, use_ema=True, ema_momentum=0.7))
 
     def run(name, **options):
         def callbacks():
@@ -277,8 +266,7 @@ def test_a_signal_ends_it_after_a_step_saved(door, name, uninterrupted, tmp_path
     try:
         with pytest.raises(KeyboardInterrupt):
             door.run(
-                tmp_path / "run", after=2, call=lambda: os.kill(os.getpid(), number), every=1000
-            )
+                tmp_path / "run", after=2, call=lambda: os.kill(os.getpid(), number), every=1000)
     finally:
         signal.signal(number, before)
     assert received == [number] * (number != signal.SIGINT)

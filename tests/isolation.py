@@ -19,7 +19,7 @@ import traceback
 import pytest
 import tensorflow as tf
 
-from tests import forked
+from tests import processes
 
 
 class Isolation:
@@ -43,8 +43,7 @@ class Isolation:
             code, self._process = self._process.end(), None
             item.ihook.pytest_runtest_logreport(report=pytest.TestReport(
                 item.nodeid, item.location, {}, "failed",
-                f"The module's process has died: exit code {code}.", "call",
-            ))
+                f"The module's process has died: exit code {code}.", "call"))
             return True
         if is_last:
             self._process.end()
@@ -57,7 +56,7 @@ def _prepare(items):
     _check_not_started()
     gc.collect()
     gc.freeze()  # what is imported; else the processes would copy it
-    forked.start_server()
+    processes.start_server()
     return {item: index for index, item in enumerate(items)}
 
 
@@ -121,8 +120,7 @@ def _serve(pipe, config, items):
             return
         interactor.item_index = index
         config.hook.pytest_runtest_protocol(
-            item=items[index], nextitem=None if next_index is None else items[next_index]
-        )
+            item=items[index], nextitem=None if next_index is None else items[next_index])
         pipe.send(None)
 
 

@@ -85,14 +85,13 @@ CROSS_CUTTING = {
     "conformance/repeated_test": "every model, again and again",
     "conformance/same_bits_test": "every model on any number of devices",
     "conformance/workers_test": "the step over several processes",
-    "custom_step/refusals_test": "every module of custom_step",
     "workers_run_test": "train.py on several workers",
     "step/policy_test": "what each policy makes of a step; machine/devices_test: which it is",
-    "benchmarks_test": "benchmarks/", "gpu_benchmark_test": "benchmarks/",
+    "benchmarks_test": "benchmarks/",
     "docs_test": "docs/",
-    "examples_test": "examples/", "experiments_test": "experiments/",
+    "examples_test": "examples/, experiments/",
     "experiments_text_test": "experiments/text.py",
-    "train_test": "train.py, sweep.py",
+    "train_test": "train.py, sweep.py; full disks, closed pipes, too little memory",
     "interrupted_test": "train.py and fit with towers.Resume: what was interrupted goes on",
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",
     "gpu_test": "what needs a GPU, of every folder",
@@ -100,7 +99,6 @@ CROSS_CUTTING = {
     "layout_test": "all modules",
     "notebook_test": "examples/quickstart.ipynb, and what all of towers tells in a kernel",
     "composite_test": "ragged and sparse tensors, wherever a batch goes",
-    "process_test": "a run as a process: full disks, closed pipes, too little memory",
 }
 
 
@@ -110,8 +108,7 @@ def named_for_a_module(test):
     names = ["_".join(words[:n]) for n in range(1, len(words) + 1)]
     folder, _, last = test.rpartition("/")
     return last == f"{folder.rpartition('/')[2]}_test" or any(
-        (PACKAGE / f"{name}.py").exists() for name in names
-    )
+        (PACKAGE / f"{name}.py").exists() for name in names)
 
 
 TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()

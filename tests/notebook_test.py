@@ -36,8 +36,7 @@ class Kernel:
         self._loop = loop
         self.client = NotebookClient(
             nbformat.v4.new_notebook(), allow_errors=True, timeout=60, shutdown_kernel="immediate",
-            resources={"metadata": {"path": str(directory)}},
-        )
+            resources={"metadata": {"path": str(directory)}})
 
     def run(self, source, *interrupts):
         """The outputs of a cell; it is interrupted once stdout has the text of each interrupt."""
@@ -91,9 +90,7 @@ def _kernel(tmp_path_factory):
 
 def run_all(kernel):
     """The outputs of each code cell of the notebook, by the cell's name."""
-    return {
-        cell.id: kernel.run(cell.source) for cell in NOTEBOOK.cells if cell.cell_type == "code"
-    }
+    return {cell.id: kernel.run(cell.source) for cell in NOTEBOOK.cells if cell.cell_type == "code"}
 
 
 def test_the_committed_notebook_has_no_outputs():

@@ -73,8 +73,7 @@ def faults() -> list[str]:
     """"FILE: RULE: SENTENCE" of each sentence that breaks a rule."""
     texts = [(page, page.read_text(encoding="utf-8")) for page in PAGES]
     texts += [
-        (path, text) for path in sorted((ROOT / "towers").rglob("*.py")) for text in messages(path)
-    ]
+        (path, text) for path in sorted((ROOT / "towers").rglob("*.py")) for text in messages(path)]
     return [
         f"{path.relative_to(ROOT)}: {'; '.join(found)}: {sentence}"
         for path, text in texts for sentence in sentences(text)

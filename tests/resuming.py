@@ -14,15 +14,14 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from tests.forked import Forked
+from tests.processes import Forked
 
 ROOT = Path(__file__).parent.parent
 _RUN = ("--num_gpus=2", "--num_towers=4", "--batch_size=16", "--epochs=2", "--device=cpu",
         "--run_dir=run")
 FLAGS = ("--model=tests.resuming:model", "--dataset=tests.resuming:data", *_RUN)
 NOTEBOOK = (
-    "--model=notebook_cnn", "--dataset=tests.resuming:digits", "--optimizer=ScheduledAdam", *_RUN
-)
+    "--model=notebook_cnn", "--dataset=tests.resuming:digits", "--optimizer=ScheduledAdam", *_RUN)
 _TENSORFLOWS = re.compile(r"[IWE]0000 |WARNING: All log messages before|To enable the following")
 STEPS = 8  # of either: two epochs of 50 = 3 x 16 + 2
 
@@ -55,8 +54,7 @@ def data():
 
 def other_model(input_shape, num_classes):
     return keras.Sequential([
-        keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)
-    ])
+        keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
 
 
 def other_data():
@@ -92,16 +90,14 @@ def start(*flags, cwd, fault="", inside=()):
     command = [*inside, sys.executable, "-m", "tests.resuming", fault, *flags]
     return subprocess.Popen(
         command, cwd=cwd, env=_environment(), text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-    )
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
 def _environment():
     hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
     return {
-        **environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    }
+        **environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
 
 
 def train(*flags, cwd, fault="", inside=(), anew=False):

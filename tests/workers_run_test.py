@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from tests import real_workers as workers
+from tests import processes as workers
 from tests import resuming
 from tests.processes import (
     NAMESPACE, SMALL_DISK, children, has_ended, skip_where_nothing_can_be_mounted,
@@ -41,9 +41,7 @@ def bits(run_dir):
     """Of the run's last state, and of its rows but for their times."""
     newest = run_dir / "checkpoints" / "epoch-2-step-14" / "arrays.bin"
     rows = (run_dir / "results.csv").read_text().splitlines()
-    return (
-        hashlib.sha256(newest.read_bytes()).hexdigest(), [row.split(",")[:5] for row in rows]
-    )
+    return (hashlib.sha256(newest.read_bytes()).hexdigest(), [row.split(",")[:5] for row in rows])
 
 
 class Hold:
@@ -189,8 +187,7 @@ def launch(run_dir, hold, *flags):
     """The launcher of three workers, who stand where they are to be held; and their processes."""
     launcher = workers.start(
         [""], 0, "-m", "towers.app.launch", "--workers=3", "--", "train.py", f"--run_dir={run_dir}",
-        *FLAGS, *flags, TF_CONFIG="", **hold.fault,
-    )
+        *FLAGS, *flags, TF_CONFIG="", **hold.fault)
     hold.wait_for(3)
     started = children(launcher.pid)
     assert len(started) == 3

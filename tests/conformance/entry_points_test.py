@@ -4,8 +4,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests import forked
-from tests.real_workers import ROOT
+from tests import processes
+from tests.processes import ROOT
 from tests.train_test import TRAIN, environment
 
 # Dropout, BatchNormalization, Adam, ragged last batches; the threads of an operation change its
@@ -59,7 +59,7 @@ np.savez(sys.argv[1], *[variable.numpy() for variable in model.weights])
 @pytest.fixture(scope="module", name="train_weights")
 def _train_weights(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("train")
-    done = forked.run(
+    done = processes.run(
         TRAIN, "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--device=cpu",
         f"--num_gpus={DEVICES}", f"--num_towers={TOWERS}", f"--batch_size={BATCH}",
         f"--epochs={EPOCHS}", f"--seed={SEED}", "--run_dir=run", cwd=cwd,
@@ -73,7 +73,7 @@ def _train_weights(tmp_path_factory):
 @pytest.mark.parametrize("code", [STEP, FIT], ids=["TowerStep", "make_parallel"])
 def test_a_script_of_readmes_lines_ends_in_the_bits_of_train_py(code, train_weights, tmp_path):
     path = tmp_path / "weights.npz"
-    done = forked.run("-c", SETUP + code + SAVE, path, cwd=ROOT, environment=environment())
+    done = processes.run("-c", SETUP + code + SAVE, path, cwd=ROOT, environment=environment())
     assert done.returncode == 0, done.stderr
     with np.load(path) as saved:
         weights = [saved[name] for name in saved.files]

@@ -16,10 +16,10 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import forked
+from tests import processes
 from tests.conformance.cases import BUILT_IN, Case, ODD, fan_out, rows
 from tests.custom_step.steps import mean_square, step_of
-from tests.real_workers import ROOT
+from tests.processes import ROOT
 
 REPEATS = {"wide_fan_out": 400, "own_step": 400}  # each takes a millisecond; else 30
 NUM_THREADS = 8
@@ -81,7 +81,7 @@ REST = [case.name for case in [*BUILT_IN, *ODD] if case.name not in TELLING]
     pytest.param(TELLING, id="telling"), pytest.param(REST, id="rest", marks=pytest.mark.matrix),
 ])
 def test_a_gradient_has_the_same_bits_every_time(names):
-    done = forked.run("-m", "tests.conformance.repeated_test", *names, cwd=ROOT)
+    done = processes.run("-m", "tests.conformance.repeated_test", *names, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == dict.fromkeys(names, 1)
 

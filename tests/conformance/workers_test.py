@@ -20,7 +20,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import BUILDERS, ODD, noisy, rows
-from tests.real_workers import run_all
+from tests.processes import run_all
 from tests.step.assigned_test import keeps
 from towers.machine.devices import GPU
 from towers.workers import workers

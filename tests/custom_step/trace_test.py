@@ -216,20 +216,12 @@ def test_rows_that_the_step_returns_are_joined_and_scalars_averaged(float64):
     assert logs["python"] == 3.0
 
 
-def in_function(model, data, body):
-    return tf.function(body)()
-
-
-def in_condition(model, data, body):
-    return tf.cond(tf.reduce_sum(data[0]) > 0.0, body, lambda: tf.zeros([], data[0].dtype))
-
-
-def in_loop(model, data, body):
-    return tf.while_loop(lambda i, v: i < 2, lambda i, v: (i + 1, body()),
-                         [0, tf.zeros([], data[0].dtype)])[1]
-
-
-@pytest.mark.parametrize("where", [in_function, in_condition, in_loop])
+@pytest.mark.parametrize("where", [
+    lambda x, body: tf.function(body)(),
+    lambda x, body: tf.cond(tf.reduce_sum(x) > 0.0, body, lambda: tf.zeros([], x.dtype)),
+    lambda x, body: tf.while_loop(
+        lambda i, v: i < 2, lambda i, v: (i + 1, body()), [0, tf.zeros([], x.dtype)])[1],
+], ids=["function", "condition", "loop"])
 @pytest.mark.parametrize("what", ["gather", "gradient", "apply", "assign", "metric"])
 def test_towers_do_not_meet_in_a_condition_a_loop_or_a_function(where, what):
     mean = keras.metrics.Mean(name="mine")
@@ -253,7 +245,7 @@ def test_towers_do_not_meet_in_a_condition_a_loop_or_a_function(where, what):
                 mean.update_state(tf.reduce_mean(x))
             return tf.reduce_sum(x)
 
-        return {"loss": where(model, data, body)}
+        return {"loss": where(x, body)}
 
     message = refused(step)
     for word in ("trace_test.py", "tf.where", "tf.function"):

@@ -130,8 +130,7 @@ def copied(traced, definition):
     def run(*values):
         return tf.graph_util.import_graph_def(
             definition, dict(zip([v.name for v in traced.inputs], values, strict=True)),
-            [v.name for v in traced.outputs], name="",
-        )
+            [v.name for v in traced.outputs], name="")
 
     define_functions(definition)
     return trace(run, *(tf.TensorSpec(v.shape, v.dtype) for v in traced.inputs))
@@ -155,18 +154,6 @@ def test_a_sum_being_traced_is_made_from_left_to_right():
     assert [*first.inputs, total.inputs[1]] == traced.inputs
 
 
-def in_graph(*values):
-    return tf.add_n(values)
-
-
-def accumulated(*values):
-    return tf.math.accumulate_n(values, shape=[])
-
-
-def in_function(*values):
-    return tf.function(tf.add_n, autograph=False)(list(values))
-
-
 def in_branch_of_loop(*values):
     def body(i, total):
         return i + 1, tf.cond(i > 0, lambda: tf.add_n([*values, total]), lambda: total)
@@ -174,7 +161,12 @@ def in_branch_of_loop(*values):
     return tf.while_loop(lambda i, _: i < 2, body, [0, 0.0])[1]
 
 
-@pytest.mark.parametrize("add", [in_graph, accumulated, in_function, in_branch_of_loop])
+@pytest.mark.parametrize("add", [
+    lambda *values: tf.add_n(values),
+    lambda *values: tf.math.accumulate_n(values, shape=[]),
+    lambda *values: tf.function(tf.add_n, autograph=False)(list(values)),
+    in_branch_of_loop,
+])
 def test_a_definitions_sums_are_made_from_left_to_right(add):
     traced = trace(add, *[tf.TensorSpec([])] * 3)
     definition = lib.repeatable(traced.graph.as_graph_def(), tower=0)
@@ -187,19 +179,14 @@ def drawn(value):
     return value + tf.random.normal([4], seed=1)
 
 
-def drawn_in_loop(value):
-    return tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, drawn(v)), [0, value])[1]
-
-
-def drawn_in_branch(value):
-    return tf.cond(value[0] < 1, lambda: drawn(value), lambda: value)
-
-
 def mapped(value):
     return tf.map_fn(lambda v: v + tf.random.normal([], seed=1), value)
 
 
-@pytest.mark.parametrize("draw", [drawn, drawn_in_loop, drawn_in_branch, mapped])
+@pytest.mark.parametrize("draw", [
+    drawn, mapped, lambda value: tf.cond(value[0] < 1, lambda: drawn(value), lambda: value),
+    lambda x: tf.while_loop(lambda i, _: i < 2, lambda i, v: (i + 1, drawn(v)), [0, x])[1],
+])
 def test_each_towers_copy_draws_its_own_noise_and_the_same_each_time(draw):
     traced = trace(draw, tf.TensorSpec([4]))
 
@@ -248,21 +235,16 @@ class TwoUpdates(keras.Sequential):
         return {"loss": loss}
 
 
-@pytest.fixture(name="trace", scope="module")
-def _trace():
-    model = TwoUpdates(layers())
-    model.compile("sgd")
-    specs = tuple(tf.TensorSpec([None, *v.shape[1:]], "float32") for v in pairs())
-    return trace_step(
-        model, model.train_step, specs, parameter_device="/cpu:0", batch_norm="average"
-    )
-
-
 def types(segment):
     return {op.type for op in segment.function_of(0).graph.get_operations()}
 
 
-def test_towers_compute_gradients_and_home_clips_them(trace):
+def test_towers_compute_gradients_and_home_clips_them():
+    model = TwoUpdates(layers())
+    model.compile("sgd")
+    specs = tuple(tf.TensorSpec([None, *v.shape[1:]], "float32") for v in pairs())
+    trace = trace_step(
+        model, model.train_step, specs, parameter_device="/cpu:0", batch_norm="average")
     assert [m.level for m in trace.collectives.events] == [0, 2, 2]
     assert [u.level for u in trace.collectives.updates] == [1, 3]
     assert sorted(trace.towers) == [0, 2]

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests import real_workers
+from tests import processes
 from towers.machine import environment
 from towers.machine.user_lines import current_line, is_of_keras, line_of, line_of_error
 
@@ -25,17 +25,15 @@ def run_python(code, cwd=ROOT, **variables):
     clean = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "KERAS_HOME")}
     return subprocess.run(
         [sys.executable, "-c", code], cwd=cwd, env={**clean, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True, text=True, timeout=60, check=False,
-    )
+        capture_output=True, text=True, timeout=60, check=False)
 
 
-@pytest.mark.parametrize("tf_config", ["", real_workers.tf_config(["a:1", "b:2"], 1)])
+@pytest.mark.parametrize("tf_config", ["", processes.tf_config(["a:1", "b:2"], 1)])
 def test_importing_towers_and_its_configuration_does_not_import_tensorflow(tf_config):
     done = run_python(
         "import sys, towers; towers.TrainConfig(); dir(towers); assert 'tensorflow' not in "
         "sys.modules and 'keras' not in sys.modules; print(towers.__version__)",
-        TF_CONFIG=tf_config,
-    )
+        TF_CONFIG=tf_config)
     assert (done.stdout, done.stderr) == ("0.1.0\n", "")
 
 
@@ -43,8 +41,7 @@ def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_impo
     done = run_python(
         "import sys, towers\ntry:\n    towers.train\nexcept ValueError as error:\n"
         "    print(error, 'tensorflow' in sys.modules)",
-        KERAS_BACKEND="jax",
-    )
+        KERAS_BACKEND="jax")
     assert done.stdout.startswith("Keras' backend is 'jax' (KERAS_BACKEND); ")
     assert done.stdout.endswith("export KERAS_BACKEND=tensorflow False\n")
 

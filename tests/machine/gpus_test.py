@@ -12,8 +12,7 @@ from towers.app.training.build import find_devices
 
 # The machine of these tests has 8 logical CPU devices.
 pytestmark = pytest.mark.skipif(
-    bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
-)
+    bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
 
 
 @pytest.mark.parametrize("asked, expected", [

@@ -1,9 +1,11 @@
-"""Processes that hang: each says where, leaves its stacks and ends; with its last checkpoint."""
+"""Processes that hang say where and end; signals wait until a step is done."""
 
+import multiprocessing
 import os
 import re
 import signal
 import threading
+import time
 
 import keras
 import numpy as np
@@ -11,10 +13,11 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import forked
-from tests.resuming import ROOT, train
-from towers.resume import checkpoints
+from tests import processes
+from tests.resuming import train
 from towers.machine import hang
+from towers.machine.signals import deferred
+from towers.resume import checkpoints
 
 HERE = "tests.machine.hang_test"
 RUN = (f"--model={HERE}:model", f"--dataset={HERE}:data", "--num_gpus=2", "--device=cpu",
@@ -109,8 +112,7 @@ def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack
     assert re.fullmatch(
         rf"error: it hangs: no progress after [23] seconds in .*{re.escape(phase)}.* The stacks of "
         r"its threads stand in run/log\.txt\. Resume from the last checkpoint: python train\.py "
-        r"--resume=run\. If it was at work, give it time with a larger --hang_timeout\.\n", stderr
-    )
+        r"--resume=run\. If it was at work, give it time with a larger --hang_timeout\.\n", stderr)
     log = (tmp_path / "run" / "log.txt").read_text()
     assert f" in {stack}\n" in log.partition(stderr)[2]
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
@@ -122,7 +124,7 @@ def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack
 
 @pytest.mark.matrix
 def test_a_fit_that_hangs_ends_with_the_stacks_on_stderr():
-    done = forked.run("-c", FIT, cwd=ROOT)
+    done = processes.run("-c", FIT)
     assert done.returncode == hang.HUNG
     line, _, stacks = done.stderr.partition("error: it hangs: ")[2].partition("\n")
     assert "in the work between two steps, in wait (" in line
@@ -133,13 +135,14 @@ def test_a_fit_that_hangs_ends_with_the_stacks_on_stderr():
 BEGIN = """
 import os, signal, subprocess, sys, time
 from towers.machine import hang
+from towers.machine.signals import deferred
 def watching(**values):
     return hang.Watch("tower 0 on /cpu:0", "Go on.", **values)
 """
 
 
 def run(program):
-    done = forked.run("-c", BEGIN + program, cwd=ROOT)
+    done = processes.run("-c", BEGIN + program)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -243,3 +246,133 @@ with watching(seconds=0.0), hang.within("reading data"):
 def test_a_timeout_that_is_none_is_refused(seconds):
     with pytest.raises(ValueError, match=r"seconds \("):
         towers.HangTimeout(seconds)
+
+
+@pytest.fixture(params=[signal.SIGINT, signal.SIGTERM, signal.SIGHUP], name="number")
+def _number(request):
+    before = signal.getsignal(request.param)
+    yield request.param
+    signal.signal(request.param, before)
+
+
+class Received(Exception):
+    """What a handler of the caller's raises."""
+
+
+def raise_received(number, frame):
+    raise Received(number)
+
+
+def test_a_signal_waits_for_the_check_and_is_then_received_as_before(number):
+    signal.signal(number, raise_received)
+    reached = []
+    with pytest.raises(Received):
+        with deferred() as pending:
+            pending.obey(pending.number or 0)
+            signal.raise_signal(number)
+            reached.append("the end of the step")
+            try:
+                pending.obey(pending.number or 0)
+            except Exception:
+                pytest.fail("caught")
+            reached.append("never")
+    assert reached == ["the end of the step"]
+    assert signal.getsignal(number) is raise_received
+
+
+def test_an_error_inside_gives_the_handlers_back_and_stays_what_it_is(number):
+    signal.signal(number, raise_received)
+    with pytest.raises(ZeroDivisionError):
+        with deferred() as pending:
+            assert signal.getsignal(number) is not raise_received
+            pending.obey(pending.number or 0)
+            1 / 0
+    assert signal.getsignal(number) is raise_received
+
+
+def test_a_handler_that_returns_still_ends_the_run(number):
+    received = []
+    signal.signal(number, lambda number, frame: received.append(number))
+    with pytest.raises(KeyboardInterrupt):
+        with deferred() as pending:
+            signal.raise_signal(number)
+            pending.obey(pending.number or 0)
+    assert received == [number]
+
+
+def test_a_signal_that_is_ignored_stays_ignored(number):
+    signal.signal(number, signal.SIG_IGN)  # as under nohup
+    with deferred() as pending:
+        signal.raise_signal(number)
+        pending.obey(pending.number or 0)
+        assert signal.getsignal(number) is signal.SIG_IGN
+
+
+def test_another_thread_receives_no_signals_and_changes_no_handler(number):
+    signal.signal(number, raise_received)
+    seen = []
+
+    def run():
+        with deferred() as pending:
+            seen.append(signal.getsignal(number))
+            pending.obey(pending.number or 0)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == [raise_received]
+
+
+@pytest.mark.parametrize("first, second, code, said", [
+    ("SIGINT", "SIGINT", 130, "first\n"), ("SIGINT", "SIGTERM", 143, "first\n"),
+    ("SIGHUP", "SIGHUP", -signal.SIGHUP, "first\nsaved\n"),
+])
+def test_the_second_signal_ends_the_process_at_once(first, second, code, said):
+    """But for SIGHUP: the shell sends it as it ends, and then the system does."""
+    assert run(f"""
+with deferred():
+    signal.raise_signal(signal.{first})
+    print("first", flush=True)
+    signal.raise_signal(signal.{second})
+    print("saved", flush=True)
+""")[:2] == (code, said)
+
+
+def test_sigusr1_shows_where_each_thread_stands_and_ends_nothing():
+    code, stdout, stderr = run("""
+def stands_here():
+    signal.raise_signal(signal.SIGUSR1)
+with deferred():
+    stands_here()
+print("goes on")
+""")
+    assert (code, stdout) == (0, "goes on\n")
+    assert " in stands_here\n" in stderr
+
+
+@pytest.mark.parametrize("handler", ["print", "signal.SIG_IGN"])
+def test_a_handler_of_sigusr1_stays(handler):
+    code, _, stderr = run(f"""
+signal.signal(signal.SIGUSR1, {handler})
+with deferred():
+    signal.raise_signal(signal.SIGUSR1)
+""")
+    assert (code, stderr) == (0, "")
+
+
+def test_signals_end_a_forked_child_as_if_none_were_deferred():
+    context = multiprocessing.get_context("fork")
+    with deferred() as pending:
+        children = [context.Process(target=time.sleep, args=(30,)) for _ in range(5)]
+        for child in children:
+            child.start()
+            child.terminate()  # it may arrive before the child runs a line of Python
+        for child in children:
+            child.join(10)
+        ended = [child.exitcode for child in children]
+        for child in children:
+            child.kill()
+        assert ended == [-signal.SIGTERM] * len(children)
+        assert pending.number is None
+        assert signal.getsignal(signal.SIGTERM) == pending.receive
+        assert signal.SIGTERM not in signal.pthread_sigmask(signal.SIG_BLOCK, [])

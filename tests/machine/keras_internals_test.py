@@ -184,8 +184,7 @@ def test_the_fields(tmp_path):
     fitted(checkpoint, board)
     found = vars(checkpoint) | vars(board) | vars(C.SwapEMAWeights())
     assert [found.get(name) for name in callback_internals.CALLBACK_FIELDS] == [
-        2, 1, None, 2, 0, False
-    ]
+        2, 1, None, 2, 0, False]
 
 
 def test_says_averages():

@@ -1,19 +1,17 @@
 """Logical devices: how many, with which threads, and who may still choose."""
 
 import re
-from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 import towers
-from tests import forked
+from tests import processes
 from tests.machine.fake_gpus import FakeGpus, use_nvml
 from towers.app.config import TrainConfig
 from towers.machine import devices, logical, nvidia
 from towers.app.training.build import find_devices
 
-ROOT = Path(__file__).parents[2]
 # A process of its own, on 8 cores: TensorFlow starts but once, and its threads stay.
 FRESH = """
 import keras
@@ -38,7 +36,7 @@ THREADING = "tf.config.threading.set_{}_op_parallelism_threads({})"
 
 def devices_and_threads(code):
     """(logical CPU devices, intra-op threads, inter-op threads) after some code."""
-    done = forked.run("-c", FRESH.format(code=code), cwd=ROOT)
+    done = processes.run("-c", FRESH.format(code=code))
     assert done.returncode == 0, done.stderr
     return tuple(map(int, done.stdout.split()))
 
@@ -116,7 +114,7 @@ ONE, ALL = ON_ONE % ("there is one tower, on", 3), ON_ONE % ("all 2 towers share
 ])
 def test_towers_on_one_device_that_nobody_chose_are_warned_of(before, made, warned):
     """As in a notebook, where a model was made before the devices."""
-    done = forked.run("-c", LATE.format(before=before, made=made), cwd=ROOT)
+    done = processes.run("-c", LATE.format(before=before, made=made))
     assert done.returncode == 0, done.stderr
     said = " ".join((done.stdout + done.stderr).split())
     if warned is None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import towers
-from tests import forked
+from tests import processes
 from tests.parallel.fits import Interrupt
 from tests.parallel.pairs import (CLASSIFIER, Own, assert_same_fit, assert_same_logs,
                                   assert_same_weights, build_pair, classifier, fit_pair, rows)
@@ -213,7 +213,7 @@ print(calls, len(found))
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_tracker_that_replaces_fit_is_called_and_changes_nothing(when, tmp_path):
     """Experiment trackers do it, before towers is imported or after."""
-    run = forked.run("-c", TRACKED, when, cwd=tmp_path)
+    run = processes.run("-c", TRACKED, when, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.splitlines()[-1] == "['tracked', 'tracked', 'tracked'] 1"
     assert (tmp_path / "a" / "checkpoints").exists() and (tmp_path / "b" / "checkpoints").exists()

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import forked
+from tests import processes
 from tests.parallel.pairs import classifier
-from tests.real_workers import ROOT
+from tests.processes import ROOT
 from towers.parallel import parallel_model
 
 
@@ -50,7 +50,7 @@ print(len(tf.config.list_logical_devices("CPU")), parallel)
 ])
 def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, count, where):
     """After that all towers share the CPU, which is said; the repr says where they are."""
-    run = forked.run("-c", FRESH, when, *count, cwd=ROOT)
+    run = processes.run("-c", FRESH, when, *count, cwd=ROOT)
     assert run.returncode == 0, run.stderr
     shown = r"<parallel <Sequential name=sequential, built=(True|False)>: "
     assert re.sub(shown, "", run.stdout.strip()) == f"{where}>"

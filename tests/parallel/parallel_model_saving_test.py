@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import forked
+from tests import processes
 from tests.conformance.cases import ODD
 from tests.parallel.pairs import CLASSIFIER, assert_close, classifier, rows
 from tests.parallel.parallel_model_test import Subclassed
@@ -96,8 +96,8 @@ def test_the_file_loads_without_towers(tmp_path):
     x = rows()[0].astype("float32")
     np.save(tmp_path / "x.npy", x)
     paths = [str(tmp_path / name) for name in ("model.keras", "y.npy", "x.npy")]
-    done = forked.run("-c", LOAD, *paths, cwd=tmp_path,
-                      environment={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+    done = processes.run("-c", LOAD, *paths, cwd=tmp_path,
+                         environment={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
     assert done.returncode == 0, done.stderr[-2000:]
     expected = parallel.predict(x, verbose=0)
     np.testing.assert_allclose(np.load(tmp_path / "y.npy"), expected, rtol=1e-6)

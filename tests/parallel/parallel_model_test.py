@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import towers
-from tests import forked
+from tests import processes
 from tests.parallel.pairs import (CLASSIFIER, TOLERANCE, assert_same_fit, build_pair, classifier,
                                   rows)
-from tests.real_workers import ROOT
+from tests.processes import ROOT
 from towers.parallel.parallel_model import ParallelModel
 from towers.step import state
 
@@ -319,7 +319,7 @@ parallel.fit(x, y, batch_size=14, epochs=2, verbose=0)  # on two devices 4 4, 3 
 
 def test_towers_are_compiled_once_for_each_of_two_shard_sizes(tmp_path):
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"}
-    done = forked.run("-c", COMPILED, cwd=ROOT, environment=environment)
+    done = processes.run("-c", COMPILED, cwd=ROOT, environment=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     programs = [path.name for path in tmp_path.glob("*.before_optimizations.txt")]
     assert sum("_inference_train_" in name for name in programs) == 2

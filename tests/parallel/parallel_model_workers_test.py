@@ -16,7 +16,7 @@ import pytest
 
 import towers
 from tests.parallel.pairs import Own
-from tests.real_workers import run_all
+from tests.processes import run_all
 
 
 def make(seed=1):

@@ -47,8 +47,7 @@ def save(directory, step, value=0.0):
 def same(a, b):
     return a.state == b.state and list(a.arrays) == list(b.arrays) and all(
         x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
-        for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True)
-    )
+        for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True))
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
@@ -267,11 +266,9 @@ def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoi
 _ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8,
-)
+    max_leaves=8)
 _QUICK = settings(
-    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+    max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def read_or_refuse(path):
@@ -306,9 +303,7 @@ def test_any_list_of_arrays_gives_arrays_or_one_clear_error(arrays, data, tmp_pa
     path.mkdir(exist_ok=True)
     (path / ARRAYS).write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
-    content = {
-        "format": 1, "state": {}, "arrays": arrays, "size": len(data), "sha256": digest
-    }
+    content = {"format": 1, "state": {}, "arrays": arrays, "size": len(data), "sha256": digest}
     digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     (path / MANIFEST).write_text(json.dumps({"content": content, "sha256": digest}))
     read_or_refuse(path)

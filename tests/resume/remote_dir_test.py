@@ -36,8 +36,7 @@ class Server:
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-        )
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         until = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError):
@@ -52,8 +51,7 @@ class Server:
         s3fs = pytest.importorskip("s3fs")
         return s3fs.S3FileSystem(
             key="test", secret="test", endpoint_url=self._url, use_listings_cache=False,
-            skip_instance_cache=True,
-        )
+            skip_instance_cache=True)
 
     def close(self):
         self._process.kill()
@@ -165,8 +163,7 @@ def test_a_run_goes_on_from_the_newest_good_checkpoint(memory, tmp_path, capsys)
         towers.train(towers.TrainConfig(resume=MEMORY, seed=1))
     after = contents(memory)
     assert {name for name in before if after[name] != before[name]} == {
-        "log.txt", "checkpoints/lock"
-    }
+        "log.txt", "checkpoints/lock"}
     memory.pipe("/run/checkpoints/epoch-2-step-8/arrays.bin", b"damaged")
     memory.rm("/run/final.keras")
     assert towers.train(towers.TrainConfig(resume=MEMORY)) == history
@@ -225,14 +222,12 @@ def test_a_fit_goes_on_from_memory(memory, tmp_path):
     def fit(callbacks=(), directory=MEMORY):
         keras.utils.set_random_seed(0)
         parallel = towers.make_parallel(
-            keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), gpus=2
-        )
+            keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), gpus=2)
         parallel.compile("adam", "mse")
         x = np.arange(60, dtype="float32").reshape(20, 3)
         parallel.fit(
             x, x[:, :2], batch_size=4, epochs=2, verbose=0,
-            callbacks=[towers.Resume(directory, every=2), *callbacks],
-        )
+            callbacks=[towers.Resume(directory, every=2), *callbacks])
         return [weight.numpy().tolist() for weight in parallel.weights]
 
     def fail(epoch):

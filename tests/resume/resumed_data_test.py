@@ -184,15 +184,14 @@ def test_what_cannot_go_on_is_refused(kind, options, error, tmp_path):
         classifier().fit(loader(kind), callbacks=[towers.Resume(tmp_path)], **options)
 
 
-@pytest.mark.parametrize("every", [0, -1, 2.5, "3", True])
-def test_a_number_of_steps_that_makes_no_sense_is_refused(every, tmp_path):
-    with pytest.raises(ValueError, match=r"^every \(.*\) must be an integer of at least 1"):
-        towers.Resume(tmp_path, every=every)
-
-
-def test_a_directory_that_is_no_path_is_refused():
-    with pytest.raises(ValueError, match=r"^directory \(None\) must be a path"):
-        towers.Resume(None)
+@pytest.mark.parametrize("directory, every, words", [
+    (None, 1, r"directory \(None\) must be a path"),
+    *((".", every, r"every \(.*\) must be an integer of at least 1")
+      for every in (0, -1, 2.5, "3", True)),
+])
+def test_arguments_of_the_callback_that_make_no_sense_are_refused(directory, every, words):
+    with pytest.raises(ValueError, match=f"^{words}"):
+        towers.Resume(directory, every=every)
 
 
 def test_a_directory_is_what_it_was_when_it_was_given(tmp_path, monkeypatch):

@@ -25,8 +25,7 @@ LEFT_OUT = {"Callback", "CallbackList", "MonitorCallback", "BackupAndRestore", "
 def best_weights(directory):
     return C.ModelCheckpoint(
         f"{directory}/{{epoch}}-{{loss:.4f}}.weights.h5", "loss", save_best_only=True,
-        save_weights_only=True,
-    )
+        save_weights_only=True)
 
 
 def writing(directory):
@@ -51,16 +50,14 @@ def writing(directory):
 CASES = {
     "writing": writing,
     "stopping": lambda directory: [
-        C.EarlyStopping("loss", patience=1, min_delta=9.0, restore_best_weights=True),
-    ],
+        C.EarlyStopping("loss", patience=1, min_delta=9.0, restore_best_weights=True)],
     "rates": lambda directory: [
         C.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
         C.ReduceLROnPlateau("loss", patience=1, min_delta=9.0, factor=0.5, cooldown=1),
     ],
     "averages": lambda directory: [C.SwapEMAWeights(), best_weights(directory)],
     "averages on epochs": lambda directory: [
-        C.SwapEMAWeights(swap_on_epoch=True), best_weights(directory)
-    ],
+        C.SwapEMAWeights(swap_on_epoch=True), best_weights(directory)],
     "NaN": lambda directory: [
         C.LearningRateScheduler(lambda epoch, rate: 1e38 if epoch == 2 else rate),
         C.TerminateOnNaN(),
@@ -97,8 +94,7 @@ def written(directory):
         elif path.suffix == ".h5":
             with h5py.File(path) as file:
                 file.visititems(lambda part, value: found.update(
-                    {(name, part): value[()].tobytes()} if isinstance(value, h5py.Dataset) else {}
-                ))
+                    {(name, part): value[()].tobytes()} if isinstance(value, h5py.Dataset) else {}))
         else:
             found[name] = path.read_bytes()
     return found
@@ -111,8 +107,7 @@ def test_every_callback_goes_on_where_it_was_killed(model, name, tmp_path):
         (tmp_path / folder).mkdir()
         fits = Fits(
             model, *rows(), callbacks=lambda: CASES[name](tmp_path / folder), epochs=3,
-            shuffle=False, validation_data=rows(5),
-        )
+            shuffle=False, validation_data=rows(5))
         history, epochs, values = run(fits)
         return repr(sorted(history.items())), epochs, values, written(tmp_path / folder)
 
@@ -163,8 +158,7 @@ def test_what_backup_and_restore_left_on_the_model_does_not_count(tmp_path):
         with pytest.raises(InterruptedError):
             model.fit(
                 *rows(), batch_size=7, epochs=3, verbose=0,
-                callbacks=[C.BackupAndRestore(theirs), stop(after=6)],
-            )
+                callbacks=[C.BackupAndRestore(theirs), stop(after=6)])
     assert Fits(model, *rows()).fit(tmp_path / "ours")[1] == [0, 1]
 
 
@@ -201,8 +195,7 @@ def test_a_rate_that_callbacks_have_changed_is_no_edit(tmp_path):
         resume = towers.Resume(tmp_path)
         slower = C.LearningRateScheduler(lambda epoch, rate: rate / 2)
         return model.fit(
-            *data, batch_size=7, epochs=3, verbose=0, callbacks=[slower, resume, *callbacks]
-        )
+            *data, batch_size=7, epochs=3, verbose=0, callbacks=[slower, resume, *callbacks])
 
     with pytest.raises(InterruptedError):
         fit(stop(after=5))

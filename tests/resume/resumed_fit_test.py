@@ -159,8 +159,7 @@ def fit_fresh(make, directory, *stop, data=rows):
     model = make()
     history = model.fit(
         *data(), batch_size=7, epochs=2, verbose=0,
-        callbacks=[towers.Resume(directory, every=1), *stop],
-    )
+        callbacks=[towers.Resume(directory, every=1), *stop])
     optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
     values = [*model.variables, *(v for o in optimizers for v in o.variables)]
     return history.history, [v.numpy().tobytes() for v in values]
@@ -201,8 +200,7 @@ MODELS = {
     "a train_step of one's own": (own, lambda x, y: (x, y), {"loss"}),
     # A tf.Variable that counts calls scales the output; a generator is hidden in a closure.
     "what layers keep and Keras does not list": (
-        kept, lambda x, y: (x, x[:, :3]), {"loss", "by_row", "endpoint"}
-    ),
+        kept, lambda x, y: (x, x[:, :3]), {"loss", "by_row", "endpoint"}),
     "several outputs of a model that is not built": (
         two, lambda x, y: ({"x": x}, {"a": x[:, :2], "b": x[:, :1]}),
         {"loss", "a_loss", "a_mae", "b_loss"},
@@ -248,8 +246,7 @@ def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp
 
     def fit(data, epochs):
         fits.model.fit(
-            data, epochs=epochs, steps_per_epoch=40, verbose=0, callbacks=[towers.Resume(tmp_path)]
-        )
+            data, epochs=epochs, steps_per_epoch=40, verbose=0, callbacks=[towers.Resume(tmp_path)])
 
     fit(batches(1000), 3)
     read.clear()
@@ -289,10 +286,6 @@ def test_callbacks_hear_of_the_steps_that_are_left_alone(model, tmp_path):
     assert recorders[-2].events[-2:] == ["end 1", "begin 2"]
 
 
-def names(directory):
-    return [path.name for path in reversed(checkpoints.find(directory / "checkpoints"))]
-
-
 @pytest.mark.parametrize("every, seconds, expected", [
     (3, 0.0, ["epoch-0-step-3", "epoch-1-step-4", "epoch-1-step-6"]),
     (None, 600.0, ["epoch-0-step-0", "epoch-1-step-4"]),
@@ -304,10 +297,14 @@ def test_it_saves_after_so_many_steps_or_seconds_and_each_epoch(
     monkeypatch.setattr(checkpointer, "SECONDS_BETWEEN_SAVES", seconds)
     with pytest.raises(InterruptedError):
         Fits(model, *rows()).fit(tmp_path, after=7, every=every)
-    assert names(tmp_path) == expected
+    found = checkpoints.find(tmp_path / "checkpoints")
+    assert [path.name for path in reversed(found)] == expected
 
 
-def test_a_directory_of_another_fit_is_refused(fits, tmp_path):
+def test_a_file_and_a_directory_of_another_fit_are_refused(fits, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match="^directory .*file.* cannot be used: Not a directory"):
+        fits.fit(tmp_path / "file")
     fits.fit(tmp_path, epochs=1)
     x, y = rows()
     for data, options, words in [
@@ -336,12 +333,6 @@ def test_a_checkpoint_of_something_else_is_refused(fits, state, words, tmp_path)
     checkpoints.write(path, checkpoints.Checkpoint(state, {}))
     with pytest.raises(ValueError, match=words):
         fits.fit(tmp_path)
-
-
-def test_a_directory_that_is_a_file_is_refused(fits, tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="^directory .*file.* cannot be used: Not a directory"):
-        fits.fit(tmp_path / "file")
 
 
 def test_the_arguments_of_fit_are_kerass():

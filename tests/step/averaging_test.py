@@ -13,8 +13,8 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests import forked
-from tests.real_workers import ROOT
+from tests import processes
+from tests.processes import ROOT
 from towers.machine import devices
 from towers.step.averaging import add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.exchange import fingerprint, make_exchange, towers_of
@@ -220,6 +220,6 @@ def large_update():
 def test_the_program_is_cut_among_tensorflows_threads_and_its_bits_stay():
     command = ("import tensorflow as tf; tf.config.threading.set_intra_op_parallelism_threads(2); "
                "from tests.step.averaging_test import large_update; print(*large_update())")
-    done = forked.run("-c", command, cwd=ROOT)
+    done = processes.run("-c", command, cwd=ROOT)
     alone, one = large_update()  # the tests' threads: one
     assert one == 1 and done.stdout.split() == [alone, "2"], done.stderr[-2000:]

@@ -43,8 +43,7 @@ def between_steps(cluster):
     data = b"\xff" * cluster.index + bytes([cluster.index])
     say({
         "all_reduce_max": [
-            told.all_reduce_max(0, 7), told.all_reduce_max(cluster.index, 3 - cluster.index),
-        ],
+            told.all_reduce_max(0, 7), told.all_reduce_max(cluster.index, 3 - cluster.index)],
         "all_gather": [list(row) for row in told.all_gather(data)],
         "broadcast": list(told.broadcast(bytes(range(9 + cluster.index)))),
         "answers": tensorflow_internals.health_error(1 - cluster.index, 3.0) is None,

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests import real_workers as started
+from tests import processes as started
 from towers.workers import watch, workers
 from towers.workers.cluster import ALONE, Cluster, LOST_WORKER, find_cluster
 
@@ -41,8 +41,7 @@ def test_what_differs_from_the_chief_is_told_everywhere():
         assert re.fullmatch(
             r"worker 1 \(127.0.0.1:\d+\) differs from the chief in index \(1, the chief's is 0\), "
             r"a \(1, the chief's is 0\), b \(1, the chief's is 0\) and 1 more. All workers must be "
-            r"given the same.", json.loads(said)
-        )
+            r"given the same.", json.loads(said))
 
 
 def test_who_parts_waits_for_the_others():
@@ -121,14 +120,12 @@ def test_a_worker_that_hangs_between_steps_is_named_and_says_where():
     process, errors = hang("hang_between_steps")
     assert re.search(
         r"error: worker 1 \(127.0.0.1:\d+\) did not come to the end of a step for [12] seconds, "
-        r"and the log there says where it hangs. Start the run again with resume=DIR", errors
-    )
+        r"and the log there says where it hangs. Start the run again with resume=DIR", errors)
     ((code, _, errors),) = started.finish([process], timeout=60)
     assert code == -signal.SIGABRT
     assert re.search(
         r"error: the others wait for this worker, which has hung for [12] seconds, in "
-        r"sleep_for_long \(.*worker.py, line \d+\). Start the run again", errors
-    )
+        r"sleep_for_long \(.*worker.py, line \d+\). Start the run again", errors)
 
 
 @pytest.mark.matrix

@@ -5,8 +5,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import forked
-from tests import real_workers as workers
+from tests import processes
 from tests.app.datasets import loaders
 from tests.app.datasets.sources import NUM_CLASSES, Pixels, Rows
 from tests.loading import config, final_weights, refusal
@@ -80,7 +79,7 @@ def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys)
 def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
     flags = {"batch_size": BATCH, "epochs": 1, "augment": "crop_flip"}
     towers.train(config(tmp_path / "one", f"{SOURCES}:splits", **flags))
-    ended = workers.run_all(
+    ended = processes.run_all(
         2, "train.py", "--model=tests.loading:model", f"--dataset={SOURCES}:splits",
         "--num_towers=2", "--num_gpus=1", f"--run_dir={tmp_path / 'two'}",
         *[f"--{name}={value}" for name, value in flags.items()],
@@ -90,10 +89,10 @@ def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
 
 
 def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
-    done = forked.run(
+    done = processes.run(
         "train.py", "--model=tests.loading:model", f"--dataset={SOURCES}:hanging",
         f"--run_dir={tmp_path / 'run'}", f"--batch_size={BATCH}", "--num_towers=1",
-        "--data_workers=1", "--data_timeout=1.5", cwd=workers.ROOT, timeout=50,
+        "--data_workers=1", "--data_timeout=1.5", cwd=processes.ROOT, timeout=50,
     )
     assert done.returncode == 2
     error, = [line for line in done.stderr.splitlines() if "error:" in line]

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.app.datasets.sources import arrays, Pixels, write_records
-from tests.processes import has_ended
-from tests.real_workers import ROOT
+from tests.processes import has_ended, ROOT
 from towers.app.reading.examples import ArrayRecords, read_example, Source
 from towers.app.reading.readers import Readers
 
