@@ -107,11 +107,7 @@ def _nothing_left(request):
             value.cache_clear()
     keras.utils.clear_session()
     gc.collect()
-    _give_back_memory()
-
-
-def _give_back_memory() -> None:
-    """What models and graphs have freed lies scattered in glibc's heap, and stays the process's."""
+    # What models and graphs have freed lies scattered in glibc's heap, and stays the process's.
     with contextlib.suppress(AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 

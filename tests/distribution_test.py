@@ -62,21 +62,17 @@ def test_every_hint_installs_this_project_and_extras_that_it_has():
     assert [(path, given, problem(given)) for path, given in found if problem(given)] == []
 
 
-def run_installed(name, *flags, cwd):
-    """A command of setup.cfg, as its script in an environment's bin/ starts it."""
-    lines = SETUP["options.entry_points"]["console_scripts"].split("\n")
-    module, _, function = dict(line.split(" = ") for line in lines if line)[name].partition(":")
-    script = cwd / "bin" / name
-    script.parent.mkdir(exist_ok=True)
-    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    return subprocess.run(
-        [sys.executable, script, *flags], cwd=cwd, env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True, timeout=100)
-
-
 @pytest.mark.parametrize("name", ["towers-train", "towers-sweep", "towers-launch"])
 def test_an_installed_command_starts_and_says_its_name(name, tmp_path):
-    done = run_installed(name, "--help", cwd=tmp_path)
+    """As its script in an environment's bin/ starts it."""
+    lines = SETUP["options.entry_points"]["console_scripts"].split("\n")
+    module, _, function = dict(line.split(" = ") for line in lines if line)[name].partition(":")
+    script = tmp_path / "bin" / name
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
+    done = subprocess.run(
+        [sys.executable, script, "--help"], cwd=tmp_path, text=True, timeout=100,
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
     assert (done.returncode, done.stderr) == (0, "") and name in done.stdout
 
 

@@ -39,8 +39,7 @@ def images(filters=8, size=32):
     with tf.device("/cpu:0"):
         return keras.Sequential([
             keras.Input((size, size, 3)), L.Conv2D(filters, 3, activation="relu"),
-            L.Conv2D(filters, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(10),
-        ])
+            L.Conv2D(filters, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(10)])
 
 
 def image_batch(count, size=32):
@@ -136,8 +135,7 @@ def plain(input_shape, num_classes):
     """Without randomness or BatchNormalization, and small: CPUs compute float16 slowly."""
     return keras.Sequential([
         keras.Input(input_shape), L.Conv2D(4, 3, activation="relu"), L.Flatten(),
-        L.Dense(num_classes, activation="softmax"),
-    ])
+        L.Dense(num_classes, activation="softmax")])
 
 
 # Without those of its flags that say what a run is computed on.
@@ -182,8 +180,7 @@ class Hungry(L.Layer):
 def hungry(input_shape, num_classes):
     return keras.Sequential([
         keras.Input(input_shape), L.Flatten(), L.Dense(4), Hungry(),
-        L.Dense(num_classes, activation="softmax"),
-    ])
+        L.Dense(num_classes, activation="softmax")])
 
 
 def test_devices_names_the_gpus_and_the_libraries():

@@ -52,22 +52,18 @@ class Isolation:
 
 
 def _prepare(items):
-    """Before the first fork; returns each item's index."""
-    _check_not_started()
-    gc.collect()
-    gc.freeze()  # what is imported; else the processes would copy it
-    processes.start_server()
-    return {item: index for index, item in enumerate(items)}
+    """Before the first fork; returns each item's index.
 
-
-def _check_not_started():
-    """Raises RuntimeError where a module has started TensorFlow as it was imported.
-
-    A forked process would wait for its threads for ever.
+    Raises RuntimeError where a module has started TensorFlow as it was imported: a forked process
+    would wait for its threads for ever.
     """
     threads = tf.config.threading
     threads.set_inter_op_parallelism_threads(1)  # no longer possible then
     threads.set_inter_op_parallelism_threads(0)  # as it was: TensorFlow chooses
+    gc.collect()
+    gc.freeze()  # what is imported; else the processes would copy it
+    processes.start_server()
+    return {item: index for index, item in enumerate(items)}
 
 
 class _Process:

@@ -65,8 +65,7 @@ def run(directory, **modules):
         [sys.executable, "-m", "pytest", "-n1", "--dist=loadfile", "-rfs",
          *sorted(directory.glob("*_test.py"))],
         cwd=directory, env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True, text=True, timeout=200, check=False,
-    )
+        capture_output=True, text=True, timeout=200, check=False)
     return done.stdout
 
 

@@ -42,8 +42,7 @@ def in_each_form(source, num_classes, directory):
 def model(input_shape, num_classes):
     return keras.Sequential([
         keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dropout(0.2),
-        keras.layers.Dense(num_classes, activation="softmax"),
-    ])
+        keras.layers.Dense(num_classes, activation="softmax")])
 
 
 def config(run_dir, dataset, **values):

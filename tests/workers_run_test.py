@@ -130,14 +130,12 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     flags = ("--run_dir=run", *FLAGS[:-1], "--checkpoint_every=2")
     (code, said, _), (other, _, errors) = workers.finish([
         resuming.start(*flags, cwd=tmp_path, fault=full, inside=inside),
-        workers.start(hosts, 1, workers.ROOT / "train.py", *flags, cwd=tmp_path / "other"),
-    ])
+        workers.start(hosts, 1, workers.ROOT / "train.py", *flags, cwd=tmp_path / "other")])
     assert (code, other, errors) == (5, 0, "")
     assert "results.csv cannot be written (No space left on device); " in said
     finish([
         workers.start(hosts, i, workers.ROOT / "train.py", "--resume=run", cwd=cwd)
-        for i, cwd in enumerate([tmp_path, tmp_path / "other"])
-    ])
+        for i, cwd in enumerate([tmp_path, tmp_path / "other"])])
     assert bits(tmp_path / "run") == alone
 
 

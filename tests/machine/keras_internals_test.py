@@ -16,8 +16,7 @@ def test_all_layers():
     inner = keras.Sequential([keras.Input((3,)), L.Dense(4, name="deep")])
     model = keras.Sequential([
         keras.Input((5, 3)), L.TimeDistributed(inner, name="each"),
-        L.Bidirectional(L.GRU(2, name="gru"), name="both"),
-    ], name="model")
+        L.Bidirectional(L.GRU(2, name="gru"), name="both")], name="model")
     layers = keras_internals.all_layers(model)
     assert layers[0] is model
     names = {layer.name for layer in layers}

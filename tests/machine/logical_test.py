@@ -87,8 +87,6 @@ x = np.zeros((8, 3), "float32")
 {made}
 """
 CORES = "from towers.machine import logical; logical.count_cores = lambda: 3"
-
-
 ON_ONE = "%s /cpu:0: .*call towers.logical_cpus\\(%d\\) before .*restart the kernel.*num_towers=1"
 ONE, ALL = ON_ONE % ("there is one tower, on", 3), ON_ONE % ("all 2 towers share", 2)
 

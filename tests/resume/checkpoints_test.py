@@ -192,10 +192,6 @@ def fill_the_disk():
     raise OSError(28, "No space left on device")
 
 
-def kill_the_process():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 class Faults:
     """Fails the n-th write, flush or rename of the module's file operations."""
 
@@ -242,7 +238,7 @@ def write_and_die(directory):
         (directory / str(n)).mkdir()
         save(directory / str(n), 1)
         if os.fork() == 0:
-            Faults(pytest.MonkeyPatch(), n, kill_the_process)
+            Faults(pytest.MonkeyPatch(), n, lambda: os.kill(os.getpid(), signal.SIGKILL))
             save(directory / str(n), 2)
             os._exit(0)
         os.wait()

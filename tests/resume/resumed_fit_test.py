@@ -146,14 +146,6 @@ class Own(keras.Sequential):
         return {"loss": self.mean.result()}
 
 
-def own():
-    keras.utils.set_random_seed(3)
-    model = Own([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(6)])
-    parallel = towers.make_parallel(model, 2)
-    parallel.compile(optimizer=keras.optimizers.Adam(0.01))
-    return parallel
-
-
 def fit_fresh(make, directory, *stop, data=rows):
     """(history, values) of a model that is made anew for each fit."""
     model = make()
@@ -171,13 +163,6 @@ def interrupted_fresh(make, directory, after, **options):
     return fit_fresh(make, directory, **options)
 
 
-def kept():
-    keras.utils.set_random_seed(3)
-    parallel = towers.make_parallel(keeps(), 2, num_towers=3)
-    parallel.compile("adam", "mse")
-    return parallel
-
-
 class Two(keras.Model):
     """Dicts in, dicts out; built on the first batch."""
 
@@ -189,28 +174,31 @@ class Two(keras.Model):
         return {"a": self.a(inputs["x"]), "b": self.b(inputs["x"])}
 
 
-def two():
-    keras.utils.set_random_seed(3)
-    parallel = towers.make_parallel(Two(), 2)
-    parallel.compile("adam", {"a": "mse", "b": "mae"}, metrics={"a": "mae"})
-    return parallel
-
-
 MODELS = {
-    "a train_step of one's own": (own, lambda x, y: (x, y), {"loss"}),
+    "a train_step of one's own": (
+        lambda: Own([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(6)]),
+        {"optimizer": "adam"}, lambda x, y: (x, y), {"loss"}),
     # A tf.Variable that counts calls scales the output; a generator is hidden in a closure.
     "what layers keep and Keras does not list": (
-        kept, lambda x, y: (x, x[:, :3]), {"loss", "by_row", "endpoint"}),
+        keeps, {"optimizer": "adam", "loss": "mse"}, lambda x, y: (x, x[:, :3]),
+        {"loss", "by_row", "endpoint"}),
     "several outputs of a model that is not built": (
-        two, lambda x, y: ({"x": x}, {"a": x[:, :2], "b": x[:, :1]}),
-        {"loss", "a_loss", "a_mae", "b_loss"},
-    ),
+        Two, {"optimizer": "adam", "loss": {"a": "mse", "b": "mae"}, "metrics": {"a": "mae"}},
+        lambda x, y: ({"x": x}, {"a": x[:, :2], "b": x[:, :1]}),
+        {"loss", "a_loss", "a_mae", "b_loss"}),
 }
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_all_that_a_model_holds_goes_on_to_the_same_bits(name, tmp_path):
-    make, data, history = MODELS[name]
+    build, options, data, history = MODELS[name]
+
+    def make():
+        keras.utils.set_random_seed(3)
+        parallel = towers.make_parallel(build(), 2, num_towers=3)
+        parallel.compile(**options)
+        return parallel
+
     whole = fit_fresh(make, tmp_path / "whole", data=lambda: data(*rows()))
     assert set(whole[0]) == history
     assert interrupted_fresh(make, tmp_path / "cut", 6, data=lambda: data(*rows())) == whole
