@@ -58,12 +58,15 @@ def _users(tmp_path):
     (tmp_path / "users.py").write_text(USERS)
 
 
-def run(*arguments, cwd, **variables):
-    """A command, without what the tests' own process sets for TensorFlow."""
+def environment(**variables):
+    """Without what the tests' own process sets for TensorFlow."""
     hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND", "PYTHONPATH")
-    environment = {k: v for k, v in os.environ.items() if k not in hidden} | variables
+    return {k: v for k, v in os.environ.items() if k not in hidden} | variables
+
+
+def run(*arguments, cwd, **variables):
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True,
+        [sys.executable, *arguments], cwd=cwd, env=environment(**variables), capture_output=True,
         text=True, timeout=300, check=False)
 
 
