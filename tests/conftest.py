@@ -113,6 +113,11 @@ def _nothing_left(request):
 
 
 @pytest.fixture
+def in_an_empty_directory(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
 def float64():
     """Models, losses and data in float64, where exactness is the point."""
     import keras

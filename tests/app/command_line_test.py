@@ -83,8 +83,7 @@ def test_the_librarys_errors_speak_of_arguments_not_of_flags():
     """Flags are of commands; `as_flags` makes them of arguments."""
     wrong = []
     for file in (ROOT / "towers").rglob("*.py"):
-        of_commands = ("command_line.py", "__main__.py")
-        if file.name in of_commands or file.parent.name == "launch":
+        if file.name in ("command_line.py", "__main__.py") or file.parent.name == "launch":
             continue
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("Error"):
@@ -94,13 +93,6 @@ def test_the_librarys_errors_speak_of_arguments_not_of_flags():
     assert wrong == []
 
 
-def raises(error):
-    def command():
-        raise error
-
-    return command
-
-
 @pytest.mark.parametrize("error, code, stderr", [
     (ValueError("--x (3) must\n   be 2."), 2, "error: --x (3) must be 2.\n"),
     (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"),
@@ -108,18 +100,20 @@ def raises(error):
     (signal.SIGHUP, 129, "stopped by SIGHUP\n"),
 ])
 def test_what_the_user_has_done_is_one_line(error, code, stderr, capsys):
-    def signalled():
+    def command():
+        if not isinstance(error, int):
+            raise error
         with suppress(Exception):
             signal.raise_signal(error)
 
-    assert exit_code(signalled if isinstance(error, int) else raises(error)) == code
+    assert exit_code(command) == code
     assert capsys.readouterr() == ("", stderr)
 
 
 def test_anything_else_is_a_traceback_and_1_and_success_is_0(capsys):
     assert exit_code(lambda: None) == 0
     assert capsys.readouterr() == ("", "")
-    assert exit_code(raises(KeyError("x"))) == 1
+    assert exit_code(lambda: {}["x"]) == 1
     captured = capsys.readouterr()
     assert captured.err.startswith("Traceback") and captured.err.endswith("KeyError: 'x'\n")
 
@@ -190,12 +184,9 @@ def test_help_lists_every_flag_once_and_the_most_used_ones_first():
     assert sorted(grouped) == sorted(names)
 
 
-def test_help_of_a_group_lists_its_flags_alone():
+def test_help_of_a_group_lists_its_flags_alone_and_of_another_is_an_error_with_the_groups():
     code, names, _ = shown("--help=data")
     assert code == 0 and sorted(names) == sorted(GROUPS["data"][1])
-
-
-def test_a_group_that_there_is_not_is_an_error_with_the_groups():
     code, names, error = shown("--help=everything")
     assert (code, names) == (2, []) and error.count("\n") == 1
     assert "--help (everything)" in error and "model, data, optimization" in error

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, strategies as st
 
+from tests.loading import refusal
 from towers.app import fields, named
 from towers.app.class_weight import as_text, balanced, note, weights_of
 from towers.app.config import step_epochs, TrainConfig
@@ -225,10 +226,8 @@ def test_a_function_is_found_in_the_current_directory_which_comes_last(module):
 ])
 def test_what_cannot_be_imported_is_refused_with_the_cause(spec, text, cause, module):
     module("named_a", text)
-    with pytest.raises(ValueError) as caught:
-        named.import_function(spec, "model")
-    message = str(caught.value)
-    assert message.startswith(f"model ({spec!r})") and "\n" not in message and cause in message
+    message = refusal(named.import_function, spec, "model")
+    assert message.startswith(f"model ({spec!r})") and cause in message
 
 
 def test_an_unknown_name_lists_the_names_the_nearest_and_the_form():

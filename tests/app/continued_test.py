@@ -53,11 +53,8 @@ def test_a_run_opens_no_socket_and_keeps_others_out_until_it_is_killed(tmp_path)
         assert any(name.endswith("checkpoints/lock") for name in descriptors)
         assert not any(name.startswith("socket:") for name in descriptors)
         code, _, stderr = train("--resume=run", cwd=tmp_path)
-        assert (code, stderr) == (
-            2,
-            f"error: run is in use: process {first.pid} trains there. Wait for its end, or stop "
-            "it.\n",
-        )
+        assert (code, stderr) == (2, f"error: run is in use: process {first.pid} trains there. "
+                                  "Wait for its end, or stop it.\n")
     finally:
         first.kill()
         first.communicate()
@@ -65,14 +62,11 @@ def test_a_run_opens_no_socket_and_keeps_others_out_until_it_is_killed(tmp_path)
 
 
 @pytest.mark.telling("INT-*")
-@pytest.mark.parametrize(
-    ("name", "code", "said"),
-    [
-        ("INT", 130, "stopped by Ctrl-C"),
-        ("HUP", 129, "stopped by SIGHUP"),
-        pytest.param("TERM", 143, "stopped by SIGTERM", marks=pytest.mark.matrix),
-    ],
-)
+@pytest.mark.parametrize(("name", "code", "said"), [
+    ("INT", 130, "stopped by Ctrl-C"),
+    ("HUP", 129, "stopped by SIGHUP"),
+    pytest.param("TERM", 143, "stopped by SIGTERM", marks=pytest.mark.matrix),
+])
 def test_a_signal_saves_in_mid_epoch_and_the_run_goes_on(name, code, said, tmp_path):
     ended, stdout, stderr = train(*FLAGS, cwd=tmp_path, fault=f"step == 6 and kill({name!r})")
     assert ended == code and stderr.endswith(f"{said}\n")

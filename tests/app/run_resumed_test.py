@@ -20,12 +20,8 @@ from towers.resume import checkpoints, run_dir
 from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # nothing changes: the first epoch stays best
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(name="whole", scope="module")
@@ -90,8 +86,8 @@ def test_a_complete_run_says_so_wherever_it_has_been_moved(capsys):
 @pytest.mark.telling("first0")
 @pytest.mark.parametrize("first", [{"max_steps": 6, "epochs": 4}, {"epochs": 2}])
 def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
-    whole = towers.train(config(run_dir="whole", epochs=4, max_steps=15))
     limits = {"epochs": 4, "max_steps": 15}
+    whole = towers.train(config(run_dir="whole", **limits))
     towers.train(config(run_dir="run", **{"max_steps": 8, **first}))
     larger = {k: v for k, v in limits.items() if first.get(k) != v}
     assert towers.train(TrainConfig(resume="run", **larger)) == whole
@@ -111,21 +107,18 @@ def test_a_run_goes_on_to_a_smaller_limit_as_if_it_had_been_given_first(limit):
     refused("epochs.* is reached already: the run has done ", epochs=1)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"batch_size": 8}, r"cannot change batch_size \(8, the run has 16\): it would be"),
-        ({"seed": 1, "num_towers": 3}, r"num_towers \(3, the run has 2\), seed \(1, the run"),
-        ({"epochs": 1}, r"epochs \(1\) is reached already: the run has done 6 steps, and is left"),
-        ({"max_steps": 5}, r"max_steps \(5\) is reached already: the run has done 6 steps"),
-        ({"epochs": 1, "max_steps": 9, "seed": 2}, r"change seed .* other `epochs`, `max_steps`, "),
-        ({"model": "cnn_"}, r" model \(cnn_, "),
-        ({"optimizer": "sgd"}, r" optimizer \(sgd, the run has None\)"),
-        ({"early_stopping": 3}, r" early_stopping \(3, the run has None\)"),
-        ({"plan": True}, r" plan \(True, "),
-        ({"run_dir": "other"}, None),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"batch_size": 8}, r"cannot change batch_size \(8, the run has 16\): it would be"),
+    ({"seed": 1, "num_towers": 3}, r"num_towers \(3, the run has 2\), seed \(1, the run"),
+    ({"epochs": 1}, r"epochs \(1\) is reached already: the run has done 6 steps, and is left"),
+    ({"max_steps": 5}, r"max_steps \(5\) is reached already: the run has done 6 steps"),
+    ({"epochs": 1, "max_steps": 9, "seed": 2}, r"change seed .* other `epochs`, `max_steps`, "),
+    ({"model": "cnn_"}, r" model \(cnn_, "),
+    ({"optimizer": "sgd"}, r" optimizer \(sgd, the run has None\)"),
+    ({"early_stopping": 3}, r" early_stopping \(3, the run has None\)"),
+    ({"plan": True}, r" plan \(True, "),
+    ({"run_dir": "other"}, None),
+])
 def test_what_would_be_another_run_is_refused_with_the_differences(values, message):
     interrupted()
     if message is None:

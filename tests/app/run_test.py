@@ -18,12 +18,8 @@ from towers.app.training.build import build
 from towers.resume import checkpoints, run_dir
 from towers.step.errors import NonFiniteError
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 NUM_CLASSES = 3
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def small_model(input_shape, num_classes, *layers):
@@ -56,13 +52,8 @@ def large_data():
 
 def config(**values):
     """4 steps an epoch: 50 = 3 x 16 + 2."""
-    small = {
-        "model": "tests.app.run_test:small_model",
-        "dataset": "tests.app.run_test:small_data",
-        "num_gpus": 2,
-        "batch_size": 16,
-        "epochs": 2,
-    }
+    small = {"model": "tests.app.run_test:small_model", "dataset": "tests.app.run_test:small_data",
+             "num_gpus": 2, "batch_size": 16, "epochs": 2}
     return TrainConfig(**{**small, **values})
 
 
@@ -92,8 +83,7 @@ def test_best_is_the_first_epoch_with_the_highest_val_accuracy_and_final_the_las
         """After the first epoch, every prediction is class 0."""
 
         def on_epoch_end(self, epoch, logs=None):
-            bias = self.model.trainable_variables[-1]
-            bias.assign([100.0, 0.0, 0.0])
+            self.model.trainable_variables[-1].assign([100.0, 0.0, 0.0])
 
     history = towers.train(config(epochs=3, learning_rate=0.05, run_dir="run"), [Spoil()])
     best, final = (keras.saving.load_model(f"run/{name}") for name in ("best.keras", "final.keras"))
@@ -107,10 +97,8 @@ def test_best_is_the_first_epoch_with_the_highest_val_accuracy_and_final_the_las
 def test_max_steps_ends_a_run_in_mid_epoch_with_its_row_and_its_model(max_steps, epochs, done):
     history = towers.train(config(epochs=5, max_steps=max_steps, run_dir="run"))
     assert len(history["loss"]) == len(rows("run")) == epochs
-    final = keras.saving.load_model("run/final.keras")
-    assert int(final.optimizer.iterations) == max_steps
-    with open("run/log.txt", encoding="utf-8") as log:
-        assert f"Done: {done} in" in log.read()
+    assert keras.saving.load_model("run/final.keras").optimizer.iterations == max_steps
+    assert f"Done: {done} in" in run_dir.Path("run/log.txt").read_text()
 
 
 def test_zero_epochs_evaluate_and_change_nothing():
@@ -119,8 +107,7 @@ def test_zero_epochs_evaluate_and_change_nothing():
     assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
         "checkpoints", "config.json", "log.txt",
     ]
-    fresh = build(config())
-    assert evaluate(fresh)["loss"] == pytest.approx(history["val_loss"][0])
+    assert evaluate(build(config()))["loss"] == pytest.approx(history["val_loss"][0])
 
 
 @pytest.mark.telling("1")
@@ -191,12 +178,10 @@ def test_files_come_before_callbacks_and_the_checkpoint_after():
 
 def test_a_model_with_nan_is_not_saved(capsys):
     with pytest.raises(NonFiniteError, match="final.keras is not written: the model holds NaN"):
-        towers.train(
-            config(
-                dataset="tests.app.run_test:large_data", max_steps=1, optimizer="sgd",
-                learning_rate=3e38, run_dir="run",
-            )
-        )
+        towers.train(config(
+            dataset="tests.app.run_test:large_data", max_steps=1, optimizer="sgd",
+            learning_rate=3e38, run_dir="run",
+        ))
     assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
         "checkpoints", "config.json", "log.txt", "results.csv", "results.png",
     ]
@@ -267,18 +252,15 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(name, tmp_
     assert (tmp_path / "served").is_dir() and os.listdir(tmp_path / "elsewhere") == []
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"num_gpus": 9}, r"num_gpus \(9\) is more than the logical CPU devices here: 8"),
-        ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
-        ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),
-        ({"cpu_threads": 99}, r"cpu_threads \(99\): TensorFlow has already started with "),
-        ({"optimizer": "adm"}, r"optimizer \('adm'\) must be one of adadelta, "),
-        ({"model": "cn"}, r"model \('cn'\)"),
-        ({"dataset": "mnst"}, r"dataset \('mnst'\)"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"num_gpus": 9}, r"num_gpus \(9\) is more than the logical CPU devices here: 8"),
+    ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
+    ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),
+    ({"cpu_threads": 99}, r"cpu_threads \(99\): TensorFlow has already started with "),
+    ({"optimizer": "adm"}, r"optimizer \('adm'\) must be one of adadelta, "),
+    ({"model": "cn"}, r"model \('cn'\)"),
+    ({"dataset": "mnst"}, r"dataset \('mnst'\)"),
+])
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
 def test_what_does_not_fit_the_machine_is_refused_before_there_is_a_directory(values, message):
     with pytest.raises(ValueError, match=message):

@@ -20,10 +20,7 @@ from towers.app.after_training.predicting import evaluate_file
 from towers.app.config import TrainConfig
 from towers.app.reporting.report import Report
 
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 
 
 def by_tensorflow(path, inputs):

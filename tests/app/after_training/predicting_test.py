@@ -21,11 +21,6 @@ from towers.resume.run_dir import write_class_names
 (_, _), (X, Y) = small_data()
 
 
-def data():
-    """20 examples to test."""
-    return small_data()
-
-
 def numbers():
     """The inputs of another task."""
     (x, y), (x_test, y_test) = small_data()
@@ -52,10 +47,8 @@ def _file(model, tmp_path):
 
 def config(**values):
     """Batches of 7, 7 and 6 on 3 towers."""
-    made = {"dataset": "tests.app.after_training.predicting_test:data",
-            "num_gpus": 2, "num_towers": 3,
-            "batch_size": 7, "device": "cpu"}
-    return TrainConfig(**{**made, **values})
+    made = {"dataset": "tests.app.run_test:small_data", "num_gpus": 2, "num_towers": 3}
+    return TrainConfig(**{**made, "batch_size": 7, "device": "cpu", **values})
 
 
 @pytest.fixture(name="out")
@@ -99,9 +92,10 @@ def _run(tmp_path_factory):
             picture(folder / part / "cat" / f"{index}.png", 255 - index)
             picture(folder / part / "dog" / f"{index}.png", index)
     directory = tmp_path_factory.mktemp("runs") / "run"
-    config = TrainConfig(dataset="image_folder", data_dir=str(folder), run_dir=str(directory),
-                         model="mlp", num_gpus=2, batch_size=4, epochs=3, device="cpu")
-    towers.train(config)
+    towers.train(TrainConfig(
+        dataset="image_folder", data_dir=str(folder), run_dir=str(directory), model="mlp",
+        num_gpus=2, batch_size=4, epochs=3, device="cpu",
+    ))
     return directory
 
 
@@ -155,8 +149,8 @@ def test_several_outputs_have_their_names_and_the_files_dtype_policy_stays(out, 
 
 def test_uint8_images_are_divided_as_in_training_and_that_is_said(out, tmp_path):
     pixels_test.model().save(tmp_path / "m.keras")
-    data = config(dataset="tests.app.datasets.pixels_test:splits")
-    found = evaluate_file(data, tmp_path / "m.keras", out)
+    given = config(dataset="tests.app.datasets.pixels_test:splits")
+    found = evaluate_file(given, tmp_path / "m.keras", out)
     saved = keras.saving.load_model(tmp_path / "m.keras")
     expected = saved.evaluate(pixels_test.DIVIDED, pixels_test.LABELS, verbose=0)
     assert found["loss"] == pytest.approx(expected, rel=1e-6)
@@ -225,8 +219,6 @@ def test_an_existing_file_another_kind_and_a_place_that_cannot_be_written_are_re
 
 
 # The file of a trained model, and what is known of the run that it lies beside
-
-
 @pytest.fixture(name="saved_run")
 def _saved_run(tmp_path):
     config = TrainConfig(
@@ -238,14 +230,11 @@ def _saved_run(tmp_path):
     return tmp_path
 
 
-def test_a_directory_stands_for_its_best_model_or_else_its_final_one(saved_run):
+def test_a_directory_stands_for_its_best_or_else_its_final_model_and_others_are_refused(saved_run):
     assert find_file(str(saved_run), "predict") == saved_run / "final.keras"
     (saved_run / "best.keras").touch()
     assert find_file(str(saved_run), "predict") == saved_run / "best.keras"
     assert find_file(str(saved_run / "final.keras"), "predict") == saved_run / "final.keras"
-
-
-def test_what_is_neither_is_refused(saved_run):
     with pytest.raises(ValueError, match=r"^predict \(.*missing\) is neither a .keras file nor"):
         find_file(str(saved_run / "missing"), "predict")
 
@@ -274,5 +263,4 @@ def test_the_size_of_a_runs_images_is_that_of_other_folders_too_and_of_no_other_
     (tmp_path / "config.json").write_text(of_run.to_json())
     other = {"dataset": "image_folder", "data_dir": "other"}
     assert file_config(tmp_path / "m.keras", other) == TrainConfig(**other, image_size="4x5x3")
-    mnist = {"dataset": "mnist"}
-    assert file_config(tmp_path / "m.keras", mnist) == TrainConfig(**mnist)
+    assert file_config(tmp_path / "m.keras", {"dataset": "mnist"}) == TrainConfig(dataset="mnist")

@@ -63,8 +63,6 @@ def test_nan_and_infinity_are_refused_with_their_first_index(value):
 
 
 # Of any structure
-
-
 def test_floats_become_keras_floats_and_all_else_stays():
     x = {"a": A, "b": np.arange(4, dtype="uint8"), "c": np.array([True, False, True, False])}
     found, y = split((x, np.arange(4, dtype="int64")))
@@ -121,8 +119,6 @@ def test_a_tf_data_dataset_of_structures_stays_as_it_is():
 
 
 # NumPy archives, whole, damaged and hostile
-
-
 @pytest.fixture(name="archive")
 def _archive(tmp_path):
     """Writes FILE.npz; keyword arguments replace its arrays."""
@@ -197,8 +193,6 @@ def test_a_damaged_archive_is_an_error_with_its_name(archive):
 
 
 # Functions of the user: package.module:function
-
-
 @pytest.fixture
 def user_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
@@ -227,21 +221,18 @@ def test_user_tf_data_is_read_and_counted(user_module):
     assert isinstance(dataset.train, tf.data.Dataset)
 
 
-@pytest.mark.parametrize(
-    "expression, words",
-    [
-        ("None", "returned a NoneType"),
-        ("(1, 2)", "is (int, int)"),
-        (f"({SLICES}.batch(2),) * 2", "add .unbatch()"),
-        (f"({SLICES}.repeat(),) * 2", "repeats forever"),
-        (f"({SLICES}.take(0),) * 2", "no examples"),
-        (f"({SLICES}.map(lambda x, y: x),) * 2", "must be (x, y)"),
-        (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
-        (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
-        (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
-        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples have shapes (1,)"),
-    ],
-)
+@pytest.mark.parametrize("expression, words", [
+    ("None", "returned a NoneType"),
+    ("(1, 2)", "is (int, int)"),
+    (f"({SLICES}.batch(2),) * 2", "add .unbatch()"),
+    (f"({SLICES}.repeat(),) * 2", "repeats forever"),
+    (f"({SLICES}.take(0),) * 2", "no examples"),
+    (f"({SLICES}.map(lambda x, y: x),) * 2", "must be (x, y)"),
+    (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
+    (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
+    (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
+    (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples have shapes (1,)"),
+])
 def test_user_function_that_returns_something_else_is_refused(user_module, expression, words):
     user_module(f"def load(): return {expression}")
     message = refusal(load, "user_data:load")

@@ -156,8 +156,6 @@ def test_what_is_no_augmentation_or_not_the_same_twice_is_refused_in_one_line(na
 
 
 # Keras' layers by name
-
-
 def one_hot_data():
     """Images whose channels are their label: what mixes them must mix labels as much."""
     y = np.eye(CLASSES, dtype=np.float32)[np.arange(NUM_MIXED) % CLASSES]

@@ -89,8 +89,6 @@ def test_what_is_streamed_stays_near_where_it_was(forms):
 
 
 # Sample weights of labels, beside every kind of examples
-
-
 X, Y = np.arange(10, dtype=np.float32)[:, None], np.array([0, 1, 2, 1, 1, 0, 2, 1, 1, 1], np.int32)
 TEXT = "1:5,2:0.25"
 COUNTED = np.array([1, 5, 0.25], np.float32)  # of class 0, 1, 2
@@ -102,8 +100,7 @@ def model(outputs=3):
 
 
 def examples(split):
-    split = split() if callable(split) else split
-    return load_examples(split)
+    return load_examples(split() if callable(split) else split)
 
 
 def tf_data():

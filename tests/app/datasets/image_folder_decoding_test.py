@@ -81,8 +81,8 @@ def test_images_that_take_more_than_a_share_of_the_memory_give_the_same_batches(
     folder, monkeypatch
 ):
     in_memory = load_examples(folder)
-    pages = 4 * 6 * 7 * 3 * 4  # four images in float32
-    memory = {"SC_PHYS_PAGES": pages, "SC_PAGE_SIZE": NUM_TRAIN + NUM_TEST}
+    memory = {"SC_PHYS_PAGES": 4 * 6 * 7 * 3 * 4,  # four images in float32
+              "SC_PAGE_SIZE": NUM_TRAIN + NUM_TEST}
     monkeypatch.setattr(dataset.os, "sysconf", memory.get)
     assert isinstance(loading.load("image_folder", str(folder)).train, tuple)
     memory["SC_PAGE_SIZE"] -= 1
@@ -138,10 +138,7 @@ def test_the_first_image_that_cannot_be_decoded_is_named_in_its_turn(folder, spo
         spoil(path)
     batches = iter(input_lib.shuffled_batches(train, BATCH, seed=0, epoch=0, start_step=1))
     assert bits([next(batches)]) == [whole[1]]
-    with pytest.raises(ValueError) as caught:
-        next(batches)
-    message = str(caught.value)
-    assert message.startswith(f"{first} cannot be decoded: ") and "\n" not in message
+    assert loading.refusal(next, batches).startswith(f"{first} cannot be decoded: ")
 
 
 def config(folder, run_dir):
@@ -195,8 +192,6 @@ def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
 
 
 # Files of all kinds: what a header says is what is decoded, upright and in its colors
-
-
 def smooth(height, width):
     """Pixels that JPEG keeps."""
     rows, columns = np.mgrid[:height, :width]
@@ -229,9 +224,7 @@ def of_kind(kind, mode="RGB", tolerance=0, orientation=None, **options):
 
 
 def of_16_bits(image, kind=None):
-    content = tf.io.encode_png(image).numpy() if kind is None else encoded(
-        Image.fromarray(image), kind
-    )
+    content = encoded(Image.fromarray(image), kind) if kind else tf.io.encode_png(image).numpy()
     return content, image / 257, 1e-4
 
 
@@ -281,8 +274,6 @@ FLOATS = Image.fromarray(np.ones((3, 4), np.float32))
 def test_what_is_no_whole_image_is_an_error_with_its_name(content, message, tmp_path):
     (tmp_path / "x.png").write_bytes(content())
     files = ImageFiles(tmp_path, ["x.png"], np.zeros(1, np.int32), (3, 4, 3))
-    with pytest.raises(ValueError) as caught:
-        files.decoded()
-    told = str(caught.value)
+    told = loading.refusal(files.decoded)
     assert told.startswith(f"{tmp_path / 'x.png'} cannot be decoded: ") and message in told
-    assert not any(text in told for text in ("{{", "[", "\n"))
+    assert not any(text in told for text in ("{{", "["))

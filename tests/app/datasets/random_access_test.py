@@ -102,8 +102,6 @@ def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
 
 
 # Iterables with a state: a run goes on at once, to the bits of one never ended
-
-
 def sized():
     return loaders.Sized(*loaders.arrays()[0])
 

@@ -62,8 +62,6 @@ def test_array_records_are_parsed_by_a_process(tmp_path, monkeypatch):
 
 
 # TFRecord
-
-
 def parse(record):
     """A record holds a number."""
     number = tf.strings.to_number(record)
@@ -168,8 +166,6 @@ def test_a_flipped_byte_is_named_when_its_turn_comes(folder):
 
 
 # A data set of TensorFlow Datasets, prepared here: the same examples, by index
-
-
 load_tfds = partial(datasets.load, input_shape=(), num_classes=1)
 
 
@@ -216,5 +212,4 @@ def test_an_unknown_data_set_is_one_line(tfds_folder):
 
 def test_the_package_is_named_where_it_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    error = refusal(load_tfds, "tfds:mnist", None)
-    assert "pip install 'tf-towers[tfds]'" in error
+    assert "pip install 'tf-towers[tfds]'" in refusal(load_tfds, "tfds:mnist", None)

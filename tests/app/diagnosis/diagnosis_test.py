@@ -164,8 +164,6 @@ def test_without_a_gpu_the_reasons_are_given(monkeypatch):
 
 
 # The transfers of a step, counted by hand
-
-
 L = keras.layers
 WEIGHTS = (3 * 5 + 5) * 4
 SHARES = 4 + 8  # the loss scale, and the share of the one output
@@ -272,8 +270,6 @@ def test_a_stage_holds_what_its_backward_pass_reads_and_sends_what_is_cut():
 
 
 # Where a step's time goes: steps made of pauses, and one real run
-
-
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     for name, value in (("_ROUNDS", 2), ("_WARM_UP_SECONDS", 0.0), ("_SECONDS", 0.1)):

@@ -1,5 +1,6 @@
 """Models by name: what holds for every built-in one, and the user's own; residual networks."""
 
+import re
 import sys
 
 import keras
@@ -65,15 +66,14 @@ def test_a_model_takes_other_shapes_and_gives_probabilities(name):
 @pytest.mark.parametrize("name", ["gru", "lstm"])
 def test_a_recurrent_model_encodes_notes_one_hot_itself_and_reads_images_row_by_row(name):
     notes = np.random.default_rng(0).integers(0, 20, (3, 7))
-    from_notes = models.load(name).build((7,), 20)
-    from_vectors = models.load(name).build((7, 20), 20)
+    build = models.load(name).build
+    from_notes, from_vectors = build((7,), 20), build((7, 20), 20)
     from_vectors.set_weights(from_notes.get_weights())
     assert from_notes.inputs[0].dtype == "int32"
-    np.testing.assert_array_equal(
-        from_notes(notes), from_vectors(np.eye(20, dtype=np.float32)[notes])
-    )
-    assert models.load(name).build((1,), 20)(np.ones((3, 1), np.int32)).shape == (3, 20)
-    assert models.load(name).build((12, 14, 3), 20).layers[1].input.shape == (None, 12, 42)
+    one_hot = np.eye(20, dtype=np.float32)[notes]
+    np.testing.assert_array_equal(from_notes(notes), from_vectors(one_hot))
+    assert build((1,), 20)(np.ones((3, 1), np.int32)).shape == (3, 20)
+    assert build((12, 14, 3), 20).layers[1].input.shape == (None, 12, 42)
 
 
 def test_the_large_models_keep_their_older_names():
@@ -131,10 +131,9 @@ def test_a_users_function_comes_with_its_modules_constants_or_those_of_mnist(use
 def test_a_constant_of_another_kind_is_refused(user_module, constant):
     user_module(f"{constant}\ndef build(input_shape, num_classes): pass")
     name, _, value = constant.partition(" = ")
-    with pytest.raises(ValueError) as caught:
+    message = rf"model \('user_model:build'\).*{name} {re.escape(f'({value})')}"
+    with pytest.raises(ValueError, match=message):
         models.load("user_model:build")
-    assert "model ('user_model:build')" in str(caught.value)
-    assert f"{name} ({value})" in str(caught.value)
 
 
 @pytest.mark.parametrize("name, message", [
@@ -157,8 +156,6 @@ def test_built_in_models_take_channels_last_whatever_keras_json_says():
 
 
 # Residual networks: convolutions, shortcuts and ends, and the choice by image size
-
-
 def layers_of(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 

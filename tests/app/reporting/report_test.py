@@ -251,8 +251,6 @@ def test_the_end_names_the_first_of_the_best_epochs_and_counts_what_was_left_out
 
 
 # The lines of an epoch, from a train_state that the test moves; its pace
-
-
 LOGS = {"loss": 0.5, "accuracy": 0.75, "val_loss": 0.25, "val_accuracy": 0.875}
 
 

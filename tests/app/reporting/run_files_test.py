@@ -25,6 +25,8 @@ from towers.app.reporting.run_files import RunFiles, save_model, TensorBoardLog,
 from towers.resume.train_state import Monitor, TrainState
 from towers.step.errors import NonFiniteError
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
+
 
 @pytest.fixture(name="model")
 def _model():
@@ -105,17 +107,14 @@ def compiled(layer, loss="mse"):
     return model
 
 
-@pytest.mark.parametrize(
-    ("make", "unknown"),
-    [
-        (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
-        (lambda: compiled(Registered()), None),
-        (lambda: compiled(Unregistered()), "class Unregistered"),
-        (lambda: compiled(keras.layers.Lambda(lambda x: 2 * x)), "a lambda"),
-        (lambda: compiled(Registered(), unregistered_loss), "function unregistered_loss"),
-        (lambda: compiled(Registered(), lambda y, p: keras.ops.mean(y - p)), "a lambda"),
-    ],
-)
+@pytest.mark.parametrize(("make", "unknown"), [
+    (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
+    (lambda: compiled(Registered()), None),
+    (lambda: compiled(Unregistered()), "class Unregistered"),
+    (lambda: compiled(keras.layers.Lambda(lambda x: 2 * x)), "a lambda"),
+    (lambda: compiled(Registered(), unregistered_loss), "function unregistered_loss"),
+    (lambda: compiled(Registered(), lambda y, p: keras.ops.mean(y - p)), "a lambda"),
+])
 @pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
 def test_a_file_that_keras_cannot_read_back_is_told_before(make, unknown, tmp_path):
     model = make()
@@ -136,11 +135,6 @@ def test_a_model_that_keras_cannot_write_is_refused_with_the_innermost_layer():
     with pytest.raises(ValueError, match=said) as error:
         unreadable(compiled(inner))
     assert "\n" not in str(error.value)
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def test_the_averages_are_final_and_a_run_goes_on_from_the_variables_themselves():
@@ -189,10 +183,8 @@ def read(directory):
 
 
 def values_of(directory, tag):
-    return [
-        (event.step, float(tf.make_ndarray(event.tensor_proto)))
-        for event in read(directory).Tensors(tag)
-    ]
+    return [(event.step, float(tf.make_ndarray(event.tensor_proto)))
+            for event in read(directory).Tensors(tag)]
 
 
 def test_a_runs_epochs_are_in_the_log_with_their_values_and_histograms(tmp_path):
@@ -200,10 +192,9 @@ def test_a_runs_epochs_are_in_the_log_with_their_values_and_histograms(tmp_path)
     log = tmp_path / "run" / "tensorboard"
     for part, prefix in ("train", ""), ("validation", "val_"):
         for name in "loss", "accuracy":
-            expected = history[prefix + name]
             steps, found = zip(*values_of(log / part, f"epoch_{name}"), strict=True)
             assert steps == (0, 1)
-            np.testing.assert_allclose(found, expected, rtol=1e-6)
+            np.testing.assert_allclose(found, history[prefix + name], rtol=1e-6)
     assert any("kernel" in tag for tag in read(log / "train").Tags()["tensors"])
 
 
@@ -237,8 +228,6 @@ def largest_file(size):
 
 
 # Charts
-
-
 @pytest.mark.parametrize("values", [
     [], [0.5], [k / 100 for k in range(100)], [math.nan], [0.1, math.nan, -math.inf],
 ])

@@ -1,18 +1,22 @@
-"""A configuration made real: what it records, what it goes on from, objects in place of names."""
+"""A configuration made real: what it records, what it goes on from, objects; how a step fails."""
 
+import json
 from functools import partial
 from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from tests.app import run_test
+from tests.resuming import FLAGS, outcome, resumed, train
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import ordered_batches
 from towers.app.reporting.report import report_of
-from towers.app.training import several_workers
+from towers.app.training import failures, several_workers
 from towers.app.training.build import build, find_devices
+from towers.app.training.failures import failures_explained
 from towers.app.training.loaded import build_metrics, load_newest
 from towers.app.training.task import load_callbacks, PYTHON, UserObjects
 from towers.machine import devices as devices_lib
@@ -21,7 +25,6 @@ from towers.resume.checkpointer import Checkpointer
 from towers.resume.run_dir import LOG
 from towers.resume.train_state import TrainState
 from towers.workers.cluster import ALONE, Cluster
-
 
 config = partial(run_test.config, device="cpu")  # 50 examples to train on, 20 to test
 
@@ -65,8 +68,7 @@ def test_synthetic_examples_have_the_models_shape_and_dropout_is_set():
     assert run.train.num_examples == 8192
     x, _ = next(iter(ordered_batches(run.train, 4)))
     assert x.shape == (4, 28, 28, 1)
-    rates = [layer.rate for layer in run.step.model.layers
-             if isinstance(layer, keras.layers.Dropout)]
+    rates = [layer.rate for layer in run.step.model.layers if hasattr(layer, "rate")]
     assert rates == [0.125, 0.125]
 
 
@@ -74,14 +76,11 @@ def test_devices_without_a_tower_are_left_out():
     assert find_devices(config(num_gpus=None, num_towers=3)) == ["/cpu:0", "/cpu:1", "/cpu:2"]
 
 
-def test_accumulated_towers_take_turns_on_their_devices():
+def test_accumulated_towers_take_turns_and_a_run_that_goes_on_knows_both_numbers():
     run = build(config(accumulate=3))
     assert (run.step.num_towers, run.config.num_towers, run.config.accumulate) == (6, 6, 3)
     assert run.step.policy.take_turns
     assert not build(config(num_towers=6)).step.policy.take_turns
-
-
-def test_of_a_run_that_goes_on_both_numbers_are_known():
     run = build(config(accumulate=3, num_towers=6, num_gpus=3, resume="run"))
     assert (run.step.num_towers, len(run.step.devices)) == (6, 3)
 
@@ -101,8 +100,6 @@ def test_what_was_done_to_the_model_is_noted():
 
 
 # What a run goes on from, and what it refuses to go on from
-
-
 @pytest.fixture(name="run", scope="module")
 def _run():
     made = build(config())
@@ -160,8 +157,6 @@ def test_what_is_no_checkpoint_of_this_run_is_refused(field, value, words, run, 
 
 
 # The parts of several workers that need one process; the others: workers_test.py
-
-
 CHIEF, OTHER = (Cluster(("a:1", "b:1"), index) for index in (0, 1))
 
 
@@ -190,8 +185,6 @@ def test_who_is_alone_makes_its_directory_and_agrees(tmp_path):
 
 
 # Objects in place of names, and the user's callbacks
-
-
 MODEL = keras.Sequential([keras.Input((1,))])
 
 
@@ -203,18 +196,15 @@ def test_an_object_takes_the_place_of_its_name():
     assert (named.model, named.dataset, named.seed) == (PYTHON, PYTHON, 3)
 
 
-@pytest.mark.parametrize(
-    ("objects", "config", "message"),
-    [
-        (UserObjects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
-        (UserObjects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),
-        (UserObjects(train=[1]), {"dataset": "music"}, r"dataset \(music\) is the configuration's"),
-        (UserObjects(train=[1]), {"data_dir": "x"}, r"data_dir \(x\) has no effect beside `train`"),
-        (UserObjects(test=[1]), {}, "`test` needs `train`"),
-        (UserObjects(model="mlp"), {}, r"model \('mlp'\) must be a keras.Model"),
-        (UserObjects(), {"model": PYTHON}, r"towers.train\(config, \.\.\.\) there"),
-    ],
-)
+@pytest.mark.parametrize(("objects", "config", "message"), [
+    (UserObjects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
+    (UserObjects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),
+    (UserObjects(train=[1]), {"dataset": "music"}, r"dataset \(music\) is the configuration's"),
+    (UserObjects(train=[1]), {"data_dir": "x"}, r"data_dir \(x\) has no effect beside `train`"),
+    (UserObjects(test=[1]), {}, "`test` needs `train`"),
+    (UserObjects(model="mlp"), {}, r"model \('mlp'\) must be a keras.Model"),
+    (UserObjects(), {"model": PYTHON}, r"towers.train\(config, \.\.\.\) there"),
+])
 def test_what_is_given_twice_or_not_at_all_is_refused(objects, config, message):
     with pytest.raises(ValueError, match=message):
         objects.named_in(TrainConfig(**config))
@@ -248,3 +238,137 @@ def test_what_brings_no_callbacks_is_refused(name, message):
         load_callbacks(f"{__name__}:{name}")
     with pytest.raises(ValueError, match="^callbacks hold <class "):
         load_callbacks(None, [Recorder])
+
+
+# Too little memory names remedies; --deterministic: the same bits twice, or a refusal by name
+DATA = ("--dataset=tests.resuming:data", "--device=cpu", "--batch_size=16", "--run_dir=run")
+
+
+class Clock(keras.layers.Layer):
+    """Adds nothing, at a time that no two runs share."""
+
+    def call(self, x):
+        return x + 0.0 * tf.cast(tf.timestamp(), x.dtype)
+
+
+class Noise(keras.layers.Layer):
+    """An operation that has no seed."""
+
+    def call(self, x):
+        return x + tf.raw_ops.RandomStandardNormal(shape=tf.shape(x), dtype=x.dtype)
+
+
+class Pool(keras.layers.Layer):
+    """A Python function that asks for a seed."""
+
+    def call(self, x):
+        return tf.nn.fractional_max_pool(x, [1, 1.5, 1.5, 1])[0]
+
+
+def _with(layer):
+    def model(input_shape, num_classes):
+        return keras.Sequential([
+            keras.Input(input_shape), layer(name="mine"), keras.layers.Flatten(),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ])
+    return model
+
+
+clock, noise, pool = map(_with, (Clock, Noise, Pool))
+
+
+@pytest.mark.matrix
+def test_a_run_gives_the_same_bits_twice_also_when_it_was_killed(tmp_path):
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    second.mkdir()
+    flags = [*FLAGS, "--deterministic"]
+    code, stdout, stderr = train(*flags, "--verify_gradients", "--tensorboard", cwd=first)
+    assert code == 0 and "Verify " in stdout, stdout + stderr
+    train(*flags, "--checkpoint_every=1", cwd=second, fault="step == 6 and kill('KILL')")
+    assert resumed(second) == outcome(first / "run")
+    assert json.loads((second / "run" / "config.json").read_text())["deterministic"] is True
+
+
+@pytest.mark.matrix
+def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
+    code, stdout, stderr = train(*FLAGS, "--deterministic", "--profile", cwd=tmp_path)
+    assert code == 0 and "whole step" in stdout, stdout + stderr
+
+
+@pytest.mark.telling("noise-*")
+@pytest.mark.parametrize("model, num_gpus, words", [
+    ("clock", 1, "/mine_1/Timestamp refuses: Timestamp cannot be called when determinism is "),
+    ("clock", 2, " refuses: Timestamp cannot be called when determinism is enabled. Leave "),
+    ("noise", 1, "/mine_1/RandomStandardNormal refuses: When determinism is enabled, random ops"),
+    ("pool", 1, f"_test.py:{Pool.call.__code__.co_firstlineno + 1}: --deterministic: Pool refuses: "
+     "tf.nn.fractional_max_pool requires "),
+])
+def test_an_operation_without_a_deterministic_kernel_is_one_line(model, num_gpus, words, tmp_path):
+    code, _, stderr = train(
+        *DATA, "--deterministic", f"--model=tests.app.training.build_test:{model}",
+        f"--num_gpus={num_gpus}", "--num_towers=2", cwd=tmp_path, anew=True,
+    )
+    assert (code, stderr.count("\n")) == (2, 1), stderr
+    assert stderr.startswith("error: ") and "--deterministic: " in stderr and words in stderr
+    assert "Leave --deterministic out, or replace that layer" in stderr
+
+
+GPU = "A deterministic GPU implementation of AdjustContrastv2 is not currently available."
+UNSUPPORTED = "Determinism is not yet supported for Dilation2DBackpropFilter."
+SEED = "When determinism is enabled, random ops must have a seed specified."
+
+
+@pytest.mark.parametrize("message, line", [
+    (f"Graph execution error:\n\n{GPU}\n\t [[{{{{node a/b_1/Adjust}}}}]] [Op:__inference_f_1]",
+     f"a/b_1/Adjust refuses: {GPU} Leave `deterministic` out, or replace that layer."),
+    (f"{{{{function_node __wrapped__Dilation}}}} {UNSUPPORTED} [Op:Dilation2D] name: ",
+     f"Dilation2D refuses: {UNSUPPORTED} Leave `deterministic` out, or replace that layer."),
+    (f"Exception encountered when calling Noise.call().\n\n\x1b[1m{{{{function_node __w}}}} {SEED} "
+     "[Op:RandomStandardNormal] name: \x1b[0m\n\nArguments received",
+     f"RandomStandardNormal in Noise refuses: {SEED} Leave `deterministic` out, or replace that "
+     "layer."),
+    (f"W0000 00:00:1.2 3 op_kernel.cc:1834] OP_REQUIRES failed at r.cc:69 : INVALID_ARGUMENT: "
+     f"{SEED}\nW0000 CANCELLED\n\t [[{{{{node tower_1/StatefulPartitionedCall/_18}}}}]]",
+     f"an operation refuses: {SEED} Leave `deterministic` out, or replace that layer, which "
+     "num_gpus=1 may name."),
+])
+def test_a_refusal_is_explained_from_what_tensorflow_says(message, line):
+    assert failures.refusal(message) == f"`deterministic`: {line}"
+
+
+PLAIN = TrainConfig(batch_size=2050, num_towers=2)
+DETERMINISTIC = TrainConfig(batch_size=100, num_towers=3, deterministic=True)
+EXHAUSTED = tf.errors.ResourceExhaustedError(None, None, "OOM when allocating")
+CANCELLED = tf.errors.CancelledError(None, None, "RecvAsync is cancelled.")
+UNIMPLEMENTED = tf.errors.UnimplementedError(None, None, GPU)
+LOGGED = f"Data  \xff\nW0000 00:00 UNIMPLEMENTED: {GPU}\nmore\nRESOURCE_EXHAUSTED: Out of memory\n"
+
+
+@pytest.mark.parametrize("config, error, words", [
+    (PLAIN, EXHAUSTED, ("1,025 examples a tower", "`batch_size` than 2,050", " num_towers=4")),
+    (DETERMINISTIC, EXHAUSTED, ("34 examples a tower", " num_towers=6")),  # the largest shard
+    (PLAIN, CANCELLED, ("1,025 examples a tower",)),
+    (DETERMINISTIC, UNIMPLEMENTED, ("`deterministic`: an operation refuses: A deterministic GPU",)),
+    (DETERMINISTIC, CANCELLED, ("`deterministic`: an operation refuses: A deterministic GPU",)),
+])
+def test_a_device_that_fails_is_explained_by_the_error_or_by_the_log_of_a_cancelled_transfer(
+    config, error, words, tmp_path
+):
+    (tmp_path / "log.txt").write_text(LOGGED, encoding="latin-1")
+    with pytest.raises(ValueError) as caught, failures_explained(config, tmp_path / "log.txt"):
+        raise error
+    assert all(word in str(caught.value) for word in words) and caught.value.__cause__ is error
+
+
+@pytest.mark.parametrize("config, error", [
+    (PLAIN, UNIMPLEMENTED), (PLAIN, KeyError("x")), (DETERMINISTIC, CANCELLED),
+    (DETERMINISTIC, tf.errors.UnimplementedError(None, None, "no kernel for uint3")),
+    (DETERMINISTIC, ValueError("the gradient of deterministic_dense/kernel is NaN")),
+])
+@pytest.mark.parametrize("log", ["absent", "log.txt"])
+def test_other_errors_stay_what_they_are(config, error, log, tmp_path):
+    (tmp_path / "log.txt").write_text("another reason")
+    with pytest.raises(type(error)) as caught, failures_explained(config, tmp_path / log):
+        raise error
+    assert caught.value is error

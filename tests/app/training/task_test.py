@@ -10,18 +10,15 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.app.datasets.sources import Rows
 from towers.resume import checkpoints, run_dir
 from towers.app.config import TrainConfig
 from towers.app.training.build import build
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 L = keras.layers
 NUM_TRAIN, NUM_TEST = 26, 10  # 26 = 3 x 8 + 2
 RUN = run_dir.Path("run")
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def config(**values):
@@ -42,8 +39,6 @@ def numbers(*shape, seed=0):
 
 
 # Regression: one array in float64, one output.
-
-
 def regression_model():
     model = keras.Sequential([keras.Input((3,)), L.Dense(4, "tanh"), L.Dense(1)])
     model.compile("sgd", "mse", metrics=["mae", keras.metrics.R2Score(name="r2")])
@@ -67,9 +62,8 @@ def regression_data():
 
 OF_REGRESSION = {"model": f"{__name__}:regression_model", "dataset": f"{__name__}:regression_data"}
 
+
 # Two outputs, inputs in a dict.
-
-
 def two_outputs_model():
     a = keras.Input((3,), name="a")
     words = keras.Input((4,), name="words", dtype="int32")
@@ -218,13 +212,11 @@ def test_a_batched_dataset_is_refused_with_the_word_unbatch(batched, is_built):
         model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"seem to be batches: .* add .unbatch\(\); `batch_size`"):
         towers.train(config(), model=model, train=data)
-    history = towers.train(config(plan=True), model=model, train=data.unbatch())
-    assert history == {}
+    assert towers.train(config(plan=True), model=model, train=data.unbatch()) == {}
 
 
 def test_the_objects_of_a_script_resume_to_the_same_bits():
-    train, test = two_outputs_data()
-    objects = {"train": train, "test": test}
+    objects = dict(zip(("train", "test"), two_outputs_data(), strict=True))
 
     class Stop(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -234,8 +226,7 @@ def test_the_objects_of_a_script_resume_to_the_same_bits():
     whole = towers.train(config(run_dir="whole"), model=_seeded(two_outputs_model), **objects)
     with pytest.raises(KeyboardInterrupt):
         towers.train(config(), [Stop()], model=_seeded(two_outputs_model), **objects)
-    resumed = towers.train(TrainConfig(resume="run"), model=two_outputs_model(), **objects)
-    assert resumed == whole
+    assert towers.train(TrainConfig(resume="run"), model=two_outputs_model(), **objects) == whole
     for a, b in zip(weights("whole/final.keras"), weights(), strict=True):
         np.testing.assert_array_equal(a, b)
 
@@ -265,7 +256,7 @@ def test_a_saved_model_is_trained_further_with_its_optimizer():
     assert build(given).first_iteration == 4  # what is left out is counted from there
     towers.train(given)
     final = keras.saving.load_model("run/final.keras")
-    assert int(final.optimizer.iterations) == 5
+    assert final.optimizer.iterations == 5
     assert not np.array_equal(final.layers[0].bias.numpy(), bias)
     with open(RUN / "results.csv", encoding="utf-8") as file:
         assert set(next(csv.DictReader(file))) > {"r2", "val_r2"}
@@ -284,14 +275,11 @@ def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_
     assert [len(row) for row in position["results"]] == [8, 8]
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
-        ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
-        ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
-    ],
-)
+@pytest.mark.parametrize(("values", "message"), [
+    ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
+    ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
+    ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
+])
 def test_what_does_not_fit_is_refused_before_there_is_a_directory(values, message):
     with pytest.raises(ValueError, match=message):
         towers.train(config(**{**OF_REGRESSION, **values}))
@@ -330,30 +318,21 @@ def test_what_the_page_shows_runs(monkeypatch):
     assert columns[1:6] == ["loss", "kind_accuracy", "price_mae", "price_loss", "kind_loss"]
 
 
-class Rows:
-    """Examples of any structure, one at a time."""
-
-    def __init__(self, x, y):
-        self._x, self._y = x, y
-
-    def __len__(self):
-        return len(tf.nest.flatten(self._x)[0])
-
-    def __getitem__(self, index):
-        return tf.nest.map_structure(lambda part: part[index], (self._x, self._y))
-
-
 def noise_added(x, seed):
     return {**x, "a": x["a"] + tf.random.stateless_normal(tf.shape(x["a"]), seed)}
 
 
 def test_a_task_is_trained_on_a_dataset_and_on_rows_as_on_its_arrays_and_augmented():
+    def rows(split):
+        count = len(split[0]["a"])
+        return Rows([tf.nest.map_structure(lambda a, i=i: a[i], split) for i in range(count)])
+
     splits = dict(zip(("train", "test"), two_outputs_data(), strict=True))
     final = {}
     for name, source, given in [
         ("run", tuple, {}),
         ("dataset", tf.data.Dataset.from_tensor_slices, {}),
-        ("rows", lambda split: Rows(*split), {}),
+        ("rows", rows, {}),
         ("noisy", tuple, {"augment": f"{__name__}:noise_added"}),
     ]:
         keras.utils.set_random_seed(1)
