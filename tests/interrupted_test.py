@@ -31,8 +31,7 @@ def compiled():
     keras.utils.set_random_seed(3)
     model = keras.Sequential([
         keras.Input((6,)), L.Dense(SCRIPT["units"]), L.BatchNormalization(), L.Dropout(0.3),
-        L.Dense(3, activation="softmax"),
-    ])
+        L.Dense(3, activation="softmax")])
     model.compile(SCRIPT["optimizer"](), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
