@@ -35,7 +35,7 @@ def load(spec: str, custom_loss: bool = False) -> Dataset:
         if not is_pair(counts) or not all(type(n) is int and n > 0 for n in counts):
             raise ValueError(
                 f"dataset ({spec!r}): NUM_EXAMPLES ({counts!r}) in its module must be two whole "
-                "numbers, at least 1: those of an epoch, and those to test on."
+                "numbers, at least 1: the training examples in an epoch, and the test examples."
             )
         splits = [
             random_access.Sized(split, count)
