@@ -69,5 +69,5 @@ def squared_norm(gradients: Values, for_xla: bool = False) -> tf.Tensor:
                 size = tf.size(found)
             gradient = tf.math.unsorted_segment_sum(gradient.values, rows, size)
         if gradient is not None:
-            squares.append(tf.reduce_sum(tf.square(tf.cast(gradient, tf.float32))))
+            squares.append(2 * tf.nn.l2_loss(tf.cast(gradient, tf.float32)))
     return tf.add_n(squares)

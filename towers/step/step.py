@@ -33,7 +33,7 @@ from towers.step.exchange import make_exchange
 from towers.step.gathering import synchronized_layers
 from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
-from towers.step.noise_scale import NoiseMetric
+from towers.step.noise_scale import NoiseMetric, squared_norm
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_stages, make_stages
 from towers.step.strategies import make_strategy
@@ -151,7 +151,6 @@ class Step:
             stages=self.stages, with_norm=noise_scale,
         )
         self.trainable_variables = self.tower.trainable
-        self.strategy.with_norm = noise_scale
         with tf.device(self.parameter_device):
             self.noise = NoiseMetric() if noise_scale else None
 
@@ -180,10 +179,11 @@ class Step:
             assign_merged(variables, parameters, {})  # the update starts from assigned values
             if parameters:
                 self.strategy.refresh()
-            loss, added = self.strategy.update(computed.tree)
-            if self.noise is not None:
-                *added, norm = added
+            if self.noise is not None:  # outside of the update, where XLA adds squares slowly
+                sums = add_tree(computed.tree)[1:]
+                norm = squared_norm([join_lookups(g, v.shape) for g, v in zip(sums, variables)])
                 self.noise.update_state(tf.stack(computed.norms), tf.stack(computed.sizes), norm)
+            loss, added = self.strategy.update(computed.tree)
             self._assign_state(computed, added)
         return loss
 

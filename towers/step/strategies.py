@@ -31,7 +31,6 @@ from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_
 from towers.step.checks import check_strategy
 from towers.step.exchange import Exchange
 from towers.step.lookups import join_lookups
-from towers.step.noise_scale import squared_norm
 from towers.step.stages import Stages
 from towers.step.structures import components, packed
 from towers.step.transfers import pack, packages, spread, unpack
@@ -43,10 +42,9 @@ class ParameterServer:
 
     packed: whether small values travel as one vector for each dtype.
     num_bytes, num_copies: the bytes that a refresh sends to each copy; the number of copies.
-    with_norm: whether `update` also returns the squared norm of the averaged gradients.
     """
 
-    num_bytes, num_copies, with_norm = 0, 0, False
+    num_bytes, num_copies = 0, 0
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
@@ -84,9 +82,9 @@ class ParameterServer:
         return self.reduce(values, devices)
 
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
-        """Calls the optimizer on the result of `add_up`; returns (loss, S statistics, norm)."""
+        """Calls the optimizer on the result of `add_up`; returns (loss, S statistics)."""
         with self.optimizer_beside_parameters():
-            return update(tree, self.optimizer, self.parameters, self.with_norm)
+            return update(tree, self.optimizer, self.parameters)
 
     def refresh(self) -> None:
         """Copies parameters and optimizer variables to devices that keep copies; here none does."""
@@ -246,7 +244,6 @@ class Mirrored(ParameterServer):
     def update(self, tree: Tree) -> tuple[tf.Tensor, Values]:
         assert isinstance(tree, Sums)
         loss, *sums = tree
-        norm: list[tf.Tensor] = []
         program = None
         with self.optimizer_beside_parameters():
             originals = [v.value.handle for v in self._own]
@@ -259,13 +256,12 @@ class Mirrored(ParameterServer):
                     ]
                     if program is None:
                         program, captured = self._program(gradients, index)
-                        norm = [squared_norm(gradients)] if self.with_norm else []
                     copies = self._copies.get(device)
                     own = originals if copies is None else [copy.handle for copy in copies]
                     program(components(gradients), [
                         own[index[id(v)]] if id(v) in index else v for v in captured
                     ])
-        return loss, [*sums[len(self.parameters):], *norm]
+        return loss, sums[len(self.parameters):]
 
     def _program(self, gradients: Values, own: Collection[int]) -> tuple[Any, list[tf.Tensor]]:
         """Traces the update once; returns a function of V gradients and of all that it captures.

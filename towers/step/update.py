@@ -11,12 +11,10 @@ from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import structures
 from towers.step.averaging import Tree, Values, add_tree
 from towers.step.lookups import join_lookups
-from towers.step.noise_scale import squared_norm
 
 
 def update(
-    tree: Tree, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable],
-    with_norm: bool = False,
+    tree: Tree, optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable]
 ) -> tuple[tf.Tensor, Values]:
     """Makes the remaining additions and calls the optimizer, once, in one compiled program.
 
@@ -26,16 +24,13 @@ def update(
     tree: `partial_sums` of [loss, V gradients ..., S statistics ...] over the towers.
     optimizer: an optimizer built for `variables`, the V trainable variables.
 
-    Returns (loss, S statistics) of the global batch; `with_norm`, the squared norm of the V
-    gradients follows the statistics.
+    Returns (loss, S statistics) of the global batch.
     """
     def update_program(tree: Tree) -> tuple[tf.Tensor, Values]:
         with tf.name_scope(structures.SUM):
             loss, *sums = add_tree(tree)
-        gradients = [join_lookups(g, v.shape) for g, v in zip(sums, variables)]
-        norm = [squared_norm(gradients)] if with_norm else []
-        optimizer.apply(gradients, variables)
-        return loss, [*sums[len(variables):], *norm]
+        optimizer.apply([join_lookups(g, v.shape) for g, v in zip(sums, variables)], variables)
+        return loss, sums[len(variables):]
 
     program = with_merged_repeats(update_program)
     with custom_gradients_forgotten():
