@@ -24,7 +24,7 @@ BATCHES = {1: 16, 2: 16, 3: 16, 5: 4, 8: 4}
 )
 @pytest.mark.parametrize("num_towers", BATCHES)
 @pytest.mark.parametrize("case", OWN, ids=str)
-def test_own_steps_train_as_keras_does(case, num_towers, float64):
+def test_custom_steps_train_as_keras_does(case, num_towers, float64):
     data = case.data(22, np.random.default_rng(22))
     batch_size = BATCHES[num_towers]
     fit_alike(case.make, *data, num_towers=num_towers, batch_size=batch_size, epochs=2)

@@ -14,7 +14,8 @@ from towers.parallel.parallel_model import ParallelModel
 
 C, L = keras.callbacks, keras.layers
 RNG = np.random.default_rng(0)
-X, Y = RNG.normal(size=(44, 5)), RNG.integers(0, 3, 44)
+X = RNG.normal(size=(44, 5))
+Y = X[:, :3].argmax(axis=1)
 pytestmark = pytest.mark.usefixtures("float64")
 
 
@@ -244,7 +245,8 @@ def test_its_logs_are_those_of_the_step_and_the_weights_those_without_it():
         step.reset_metrics()
         for i in range(0, 44, 20):
             logs = step.train_batch(X[i:i + 20], Y[i:i + 20])
-        assert float(logs["noise_scale"]) == pytest.approx(expected, rel=1e-5) and expected > 0
+        assert 0 < expected < np.inf
+        assert float(logs["noise_scale"]) == pytest.approx(expected, rel=1e-5)
     assert "noise_scale" not in parallel.fit(X, Y, **options).history
 
 
@@ -257,7 +259,8 @@ def test_a_resumed_fit_goes_on_with_the_epochs_estimates(tmp_path):
 
     with pytest.raises(InterruptedError):
         fit(tmp_path / "a", Interrupt(2))
-    assert fit(tmp_path / "a") == fit(tmp_path / "b")
+    (resumed,), (whole,) = fit(tmp_path / "a"), fit(tmp_path / "b")
+    assert resumed == whole and np.isfinite(whole)
 
 
 def test_where_towers_have_no_gradients_it_is_refused():

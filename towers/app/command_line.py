@@ -54,7 +54,7 @@ def asked_for(argv: list[str]) -> str | None:
 
 
 def help_text(introduction: str, group: str = "") -> str:
-    """Returns the help of this process' command: all flags, or those of a key of `GROUPS`."""
+    """Returns the help of this process' command, for all flags or for one key of `GROUPS`."""
     def lines(names: Iterable[str]) -> str:
         listed = flags.FlagValues()
         for name in names:

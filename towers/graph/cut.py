@@ -30,7 +30,7 @@ class TowerCollective(NamedTuple):
     how: "sum" adds values, "rows" joins rows in the order of the batch, "join" concatenates any
         values, and "first" takes the values of tower 0.
     level: the level after which the collective runs. line: the user's line that makes it.
-    spec: of the ragged, sparse or dense rows whose components the inputs are.
+    spec: the spec of the ragged, sparse or dense rows that the inputs are components of.
     """
 
     how: str

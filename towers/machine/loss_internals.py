@@ -20,9 +20,9 @@ _ACTIVATIONS = {"Sigmoid": tf.nn.sigmoid, "Softmax": tf.nn.softmax}
 def marks_of(tensor: tf.Tensor) -> dict[str, tf.Tensor]:
     """Returns the mask and the logits that Keras' losses and metrics look for beside a tensor.
 
-    The keys are "mask", and "logits" (an attribute that `keras.activations` sets), "Sigmoid" or
-    "Softmax" (the input of this operation, if it made the tensor), from which Keras computes
-    crossentropies (`_get_logits` in keras/src/backend/tensorflow/nn.py).
+    The keys are "mask", "logits" (an attribute that `keras.activations` sets), and "Sigmoid" or
+    "Softmax" (the input of this operation, if it made the tensor). Keras computes crossentropies
+    from the last three (`_get_logits` in keras/src/backend/tensorflow/nn.py).
     """
     graph = getattr(tensor, "graph", None)
     marks = {"mask": keras_mask(tensor), "logits": getattr(tensor, "_keras_logits", None)}

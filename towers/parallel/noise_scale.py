@@ -15,17 +15,18 @@ class NoiseScale(FitOption):
     history.history["noise_scale"]  # such as [310.4, 1920.7, 5034.1], in examples
     ```
 
-    The noise scale is the batch size at which half of the examples are wasted: with B examples in a
-    batch, a share of 1 / (1 + B / noise_scale) of them helps (McCandlish et al., "An Empirical
-    Model of Large-Batch Training", arXiv 1812.06162, 2018). It usually grows while a model learns.
+    The noise scale is the batch size at which half of the examples are wasted. With B examples in a
+    batch, a share of 1 / (1 + B / noise_scale) of them helps. It usually grows while a model
+    learns. Source: McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv
+    1812.06162, 2018.
+
     Towers compute it from the gradients that they have, averaged over the steps of an epoch. The
     weights keep their bits. It is infinite if an epoch has too few steps to tell the gradient from
     its noise.
 
     Raises:
-        ValueError: in `fit`, if the model is not parallel or has one tower, or if its `train_step`
-            is custom or its loss needs the rows of all towers, so that no tower has a gradient of
-            its own.
+        ValueError: in `fit`, the model is not parallel, has one tower, has a custom `train_step`,
+            or has a loss that needs the rows of all towers.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -43,7 +43,7 @@ class Losses:
     def __init__(
         self, loss: Any, loss_weights: Any, names: Sequence[str] | None, *, is_alone: bool = False
     ) -> None:
-        """Args: loss, loss_weights: as for `compile`, or a ModelLoss. names: of the outputs."""
+        """Args: loss, loss_weights: as for `compile`, or a ModelLoss. names: the outputs' names."""
         self.model_loss = loss if isinstance(loss, ModelLoss) else None
         self.outputs: Structure = None  # the outputs' structure, with dtypes as leaves, by `bind`
         has_terms = loss is not None and self.model_loss is None

@@ -135,7 +135,7 @@ _REFUSED: dict[tuple[str, Any], str] = {
     ("strategy", "auto"): _COPIES,
     ("batch_norm", "synchronized"): "towers would wait for each other within a stage. Use "
     "batch_norm=average and no layer with synchronized=True, or fewer and larger towers.",
-    ("jit_compile", True): "XLA would compile each stage by itself, with other bits. Use "
+    ("jit_compile", True): "XLA would compile each stage separately, which changes the bits. Use "
     "jit_compile=False.",
 }
 

@@ -161,7 +161,7 @@ class Mirrored(ParameterServer):
         self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
         devices: Sequence[str], policy: Policy, exchange: Exchange,
     ) -> None:
-        """`devices` are those of this worker's towers; the first is the parameter device."""
+        """`devices`: the devices of this worker's towers; the first is the parameter device."""
         super().__init__(optimizer, parameters, devices[0], policy, exchange)
         self._devices = list(devices)
         self._own = list({id(v): v for v in [*parameters, *optimizer.variables]}.values())

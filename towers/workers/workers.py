@@ -123,7 +123,7 @@ class Workers:
         if self._is_alone:
             return
         # An operation is done when its last message is under way, which an ending process may lose.
-        # So workers meet twice. Who begins the second meeting, which may fail, ended the first one.
+        # So workers meet twice: whoever begins the second meeting, which may fail, ended the first.
         self.all_reduce_max(0)
 
         def meet_again() -> None:

@@ -306,6 +306,9 @@ def test_an_epoch_has_two_lines(logs, best_step, second):
     case.pace.seconds_left = None
     case.lines.on_epoch_end(1, logs)
     assert f"{first.removesuffix(' | 0:41 left')}" in case.said
+    case.run.columns.append("noise_scale")  # a value of the training steps alone
+    case.lines.on_epoch_end(1, {**logs, "noise_scale": 64.0})
+    assert "accuracy 0.750  noise_scale 64.0000 | 3,912 examples/s" in "".join(case.said)
 
 
 def test_updates_that_this_epoch_has_left_out_are_warned_of():

@@ -151,7 +151,7 @@ class InTurn(Repeated):
 class Stateful(RandomAccess):
     """Reads N examples per epoch from an endless sequence: number = epoch * N + index."""
 
-    how = "in an order of their own, which the checkpoints keep"
+    how = "in the order of the iterable, which the checkpoints keep"
 
     def opened(self, options: InputOptions) -> "Stateful":
         """Raises ValueError if `data_workers` is set, because there is one reader."""

@@ -63,9 +63,9 @@ def from_splits(
 ) -> Dataset:
     """Makes a data set of the user's training and test data, which have the same form.
 
-    train, test: (x, y), arrays [N, ...] with integer labels y; an unbatched tf.data.Dataset of
-        (x, y), whose values are not checked; a random-access source of (x, y); or an iterable of
-        (x, y) with a state. The last two are read while training runs.
+    train, test: arrays (x, y) [N, ...] with integer labels y, or examples (x, y) of an unbatched
+        tf.data.Dataset (not checked), a random-access source or an iterable with a state. The last
+        two are read while training runs.
     custom_loss: whether the model brings its own loss. x and y may then have any structure, arrays
         and elements may be x or (x, y, sample_weight), and test may be None.
     num_classes: None: 1 + the largest label, which takes one pass over a tf.data.Dataset.

@@ -138,7 +138,7 @@ def build_bottlenecks(
     The layers follow table 1 of He et al., with two changes from section 5.1 of Goyal et al. The
     3x3 convolution of a bottleneck has the stride of 2, not the 1x1 before it, as in NVIDIA's
     "v1.5". The scale of each block's last BatchNormalization starts at 0, so that each block starts
-    as its shortcut. filters: those of the 3x3 convolutions in the first stage.
+    as its shortcut. The 3x3 convolutions of the first stage have `filters` filters.
     """
     inputs = _image(name, input_shape)
     x = convolve(inputs, filters, 7, strides=2)

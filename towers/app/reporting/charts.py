@@ -53,7 +53,8 @@ def style_axes(axes: "Axes", title: str, x_label: str, y_label: str) -> None:
 
 
 CURVES = "results.png"
-_UNITS = {"loss": " (mean over the examples)", "accuracy": " (share of the examples)"}
+_UNITS = {"loss": " (mean over the examples)", "accuracy": " (share of the examples)",
+          "noise_scale": " (examples in a batch)"}
 
 
 def draw_curves(
@@ -77,7 +78,8 @@ def draw_curves(
             axes.remove()
         for axes, name in zip(charts, names, strict=False):
             _draw(axes, columns, name, best)
-            style_axes(axes, name.capitalize(), "epoch", name + _UNITS.get(name, ""))
+            words = name.replace("_", " ")
+            style_axes(axes, words.capitalize(), "epoch", words + _UNITS.get(name, ""))
 
 
 def _draw(

@@ -101,10 +101,12 @@ class ProgressLines(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Shows the epoch's training values, its validation values and whether it is the best."""
-        label, metrics = self._label(epoch), self._run.metrics
-        training = format_values({name: logs[name] for name in metrics})
-        columns = [name for name in self._run.columns if name not in metrics]
-        validation = format_values({name: logs[name] for name in columns})
+        label = self._label(epoch)
+        tested = {f"val_{name}" for name in self._run.metrics}
+        training, validation = (
+            format_values({n: logs[n] for n in self._run.columns if (n in tested) is is_tested})
+            for is_tested in (False, True)
+        )
         best = "(best)" if self._train_state.is_best else ""
         self._out.close()
         self._out.line(f"{label}  {training}{''.join(self._speed_and_left())}")

@@ -197,7 +197,7 @@ def devices_line(
 ) -> str:
     """Returns the line with the parameters' device, their copies, and each tower's device.
 
-    The towers count from `first` on. With stages, a tower's device is that of stage 0.
+    The towers count from `first` on. With stages, it names the device of stage 0.
     """
     copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
     each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
