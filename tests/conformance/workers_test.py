@@ -20,6 +20,8 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import BUILDERS, ODD, noisy, rows
+from tests.conformance.custom_step_cases import OWN, VAE, OwnCase
+from tests.conformance.gans import update
 from tests.processes import run_all
 from tests.step.assigned_test import keeps
 from towers.machine.devices import GPU
@@ -58,6 +60,10 @@ def kinds(num_towers):
         options = found[name].keywords
         found[f"small_{name}"] = partial(train, num_towers, small, image, max_devices=2, **options)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
+    for name, make, data in [*OWN, OwnCase("everything", Everything, tokens)]:
+        found[f"own_{name}"] = partial(fit, num_towers, make, data)
+    found["own_tower0"] = partial(found["own_everything"], batch_norm="tower0")
+    found["own_loss"] = partial(fit, num_towers, masked, rows)
     for case in ODD:
         if case.name != "ignore_class":  # its weights depend on the labels: not exact by design
             found[case.name] = partial(train, num_towers, case.build, case.batch, **case.compile)
@@ -105,11 +111,93 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_device
     return digest.hexdigest()
 
 
+def fit(num_towers, make, data, batch_norm="synchronized"):
+    """The digest of all variables, logs and predictions of a fit whose towers meet within a step.
+
+    22 rows in batches of 16, or of 4 if that leaves towers without a row.
+    """
+    keras.utils.set_random_seed(3)
+    each = -(-num_towers // workers.join_workers().num_workers)
+    model = towers.make_parallel(
+        make(), min(each, 2), num_towers=num_towers, batch_norm=batch_norm)
+    options = {"batch_size": 16 if num_towers < 6 else 4, "verbose": 0}
+    values = data(22, np.random.default_rng(22))
+    found = [model.fit(*values[:2], epochs=2, shuffle=False, **options).history]
+    if isinstance(model, (keras.Sequential, VAE, Everything)):
+        found.append(model.evaluate(*values[:2], **options))
+        predicted = model.predict(values if isinstance(model, VAE) else values[0], **options)
+        found.append([value.tobytes() for value in keras.tree.flatten(predicted)])
+    digest = hashlib.sha256(repr(found).encode())
+    for variable in model.variables:
+        digest.update(variable.numpy().tobytes())
+    return digest.hexdigest()
+
+
+class Everything(keras.Model):
+    """Ragged rows that towers gather, seeds, statistics, lookups, a state, two optimizers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.places = L.Embedding(9, 4), L.Embedding(5, 4)
+        self.head = keras.Sequential([
+            keras.Input((4,)), L.BatchNormalization(), L.Dropout(0.3, seed=1), L.Dense(2),
+        ])
+        self.largest = self.add_weight(shape=(2,), initializer="zeros", trainable=False)
+        self.slow = keras.optimizers.Adam(0.1)
+        self.compile("sgd", "mse", metrics=["mae"], jit_compile=False)
+
+    def embedded(self, tokens):
+        return tf.ragged.map_flat_values(self.embed, tokens)
+
+    def call(self, tokens, training=False):
+        places = self.places(tf.range(5))  # the same rows in every tower
+        return self.head(tf.reduce_mean(self.embedded(tokens), 1) + places[1], training=training)
+
+    def train_step(self, data):
+        tokens, y = data
+        with tf.GradientTape(persistent=True) as tape:
+            y_pred = towers.gather(self(tokens, training=True))
+            loss = tf.sqrt(tf.reduce_sum((y_pred - towers.gather(y)) ** 2))
+            norm = tf.norm(towers.gather(self.embedded(tokens)).flat_values - 0.1)
+            both = loss + norm
+        update(self.optimizer, tape, loss, self.head.trainable_weights)
+        update(self.slow, tape, both, [*self.embed.weights, *self.places.weights])
+        self.largest.assign(tf.maximum(self.largest, tf.reduce_max(y_pred, 0)))
+        return {"loss": loss, "norm": norm, **self.compute_metrics(tokens, y, self(tokens))}
+
+    def test_step(self, data):
+        tokens, y = data
+        return self.compute_metrics(tokens, y, self(tokens))
+
+    def predict_step(self, data):
+        return self(data)
+
+
+def tokens(num_examples, rng):
+    lengths = rng.integers(1, 5, num_examples)
+    values = rng.integers(0, 9, lengths.sum()).astype("int32")
+    y = rng.normal(size=(num_examples, 2)).astype("float32")
+    return tf.RaggedTensor.from_row_lengths(values, lengths), y
+
+
+def masked():
+    """A compiled loss that is neither a mean nor a sum, which the towers' rows are gathered for."""
+    def loss(y, y_pred):
+        mask = tf.cast(y > 0, y_pred.dtype)
+        return tf.reduce_sum((y - y_pred) ** 2 * mask) / tf.reduce_sum(mask)
+
+    model = keras.Sequential([keras.Input((6,)), L.Dense(5), L.BatchNormalization(), L.Dense(3)])
+    model.compile("adam", loss, metrics=["mae"], jit_compile=False)
+    return model
+
+
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "as_gpus",
         "schedule", "ragged_output")
 FAR = ("synchronized", "mirrored", "stages")  # statistics, parameters, activations travel, too
 SMALL = tuple(f"small_{name}" for name in FAR)
+OWN_FEW = "own_gan", "own_everything", "own_loss"
+OWN_ALL = (*OWN_FEW, "own_tower0", *(f"own_{case}" for case in OWN if case.name != "gan"))
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")
 
 
@@ -129,7 +217,9 @@ def alone(num_towers, kinds):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_towers, worker_counts, kinds", [
-    (6, [3], SMALL),  # worker 1 has two towers of two subtrees
+    (6, [3], SMALL + OWN_FEW),  # worker 1 has two towers of two subtrees
+    pytest.param(3, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
+    pytest.param(8, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
     pytest.param(6, [3], FAR, marks=pytest.mark.matrix),
     pytest.param(6, [3], ("embedding", "sparse", "ragged"), marks=pytest.mark.matrix),
     pytest.param(4, [2], QUICK, marks=pytest.mark.matrix),

@@ -24,7 +24,7 @@ def collectives(cluster):
         own = tf.range(count) + 100 * cluster.index
         row = tf.range(cluster.num_workers, dtype=tf.int64) + 100 * cluster.index
         return {
-            "gather": made.all_gather(tf.cast(own, tf.float64), varies=count),
+            "gather": made.all_gather(tf.cast(own, tf.float64)),
             "bool": made.all_gather(tf.constant([cluster.index == 0])),
             "bfloat16": tf.cast(made.all_gather(tf.constant(0.5, tf.bfloat16)), tf.float32),
             "all_to_all": made.all_to_all(row),

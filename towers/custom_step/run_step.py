@@ -17,9 +17,10 @@ from towers.machine import devices as devices_lib
 from towers.machine.devices import Policy, policy_of
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import checks, sharding, state as state_lib, structures
-from towers.step.averaging import add_tree, partial_sums
+from towers.step.averaging import add_tree
 from towers.step.calls import run_levels
 from towers.step.checks import GATHERED, checked_rows
+from towers.step.exchange import Exchange, make_exchange
 from towers.step.transfers import spread
 from towers.workers.workers import join_workers
 
@@ -40,20 +41,15 @@ class CustomStep:
         """
         checks.check_layers(model)
         checks.check_shared(model, num_towers)
-        num_workers = join_workers().num_workers
-        if num_workers > 1:
-            raise ValueError(
-                f"model {model.name!r} needs the rows of all towers in its {name}, which is "
-                "custom, calls towers.gather or has a loss that is neither a mean nor a sum. "
-                f"That works in one process only, and the environment names {num_workers} workers. "
-                "Unset TF_CONFIG."
-            )
         method = getattr(model.__class__, name)
         self._step = functools.partial(getattr(method, "python_function", method), model)
         self._policy = policy_of(devices)
         devices_lib.set_graph_optimizer(self._policy.optimize_graphs)
         self._model, self._batch_norm = model, batch_norm
-        self._devices = devices_lib.place_towers(num_towers, devices)
+        self._cluster, self._num_towers = join_workers(), num_towers
+        self._exchange = make_exchange(self._cluster, num_towers)
+        self.is_alone = self._exchange.is_alone
+        self._devices = devices_lib.place_towers(len(self._exchange.local_towers), devices)
         self._parameter_device = state_lib.variables_device(model)
         self._traces: dict[str, Trace] = {}
 
@@ -66,7 +62,8 @@ class CustomStep:
         trace = self.prepare(data)
         is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
         with checked_rows(*(data if is_usual else [data])):
-            return _Run(trace, data, self._devices, self._parameter_device, self._policy).result()
+            where = self._devices, self._parameter_device, self._policy
+            return _Run(trace, data, self._num_towers, self._exchange, *where).result()
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -92,29 +89,42 @@ class CustomStep:
         if key not in self._traces:
             self._traces[key] = trace_step(
                 self._model, self._step, specs, parameter_device=self._parameter_device,
-                batch_norm=self._batch_norm, is_alone=len(self._devices) == 1,
+                batch_norm=self._batch_norm, is_alone=self._num_towers == 1,
             )
         return self._traces[key]
+
+    def check_agreement(self) -> None:
+        """Raises ValueError if workers differ in versions, settings or the step's variables."""
+        batch_norm = self._batch_norm or "average"
+        settings = {"num_towers": self._num_towers, "batch_norm": batch_norm}
+        checks.check_agreement(self._cluster, self.variables, settings)
 
 
 class _Run:
     """Runs the levels for one batch; holds the values so far, by their names in the trace."""
 
     def __init__(
-        self, trace: Trace, data: Any, devices: Sequence[str], parameter_device: str, policy: Policy
+        self, trace: Trace, data: Any, num_towers: int, exchange: Exchange, devices: Sequence[str],
+        parameter_device: str, policy: Policy,
     ) -> None:
-        """Args: devices: the device of each tower. parameter_device: holds the variables."""
-        self._trace, self._devices = trace, devices
+        """
+        Args:
+            devices: the device of each of this worker's towers.
+            parameter_device: the device that holds the variables.
+        """
+        self._trace, self._exchange, self._devices = trace, exchange, devices
         self._device, self._policy = parameter_device, policy
         with tf.name_scope(structures.SPLIT), tf.device(devices_lib.HOST):
-            self._shards = sharding.shard_batch(data, len(devices))
+            exchange.check_same_batch(data)
+            self._shards = sharding.shard_batch(data, num_towers)
             sizes = [shard.size for shard in self._shards]
-            begins = tf.unstack(tf.cumsum(sizes, exclusive=True), num=len(sizes))
+            begins = tf.unstack(tf.cumsum(sizes, exclusive=True), num=num_towers)
         self._values = trace.captured
         names = [v.name for v in trace.arguments]
-        self._towers = []
-        for shard, begin in zip(self._shards, begins, strict=True):
-            given = [*structures.components(shard.values), shard.share, begin]
+        self._towers = []  # of this worker
+        for t in exchange.local_towers:
+            shard = self._shards[t]
+            given = [*structures.components(shard.values), shard.share, begins[t]]
             self._towers.append({**self._values, **dict(zip(names, given, strict=True))})
 
     def result(self) -> Any:
@@ -124,7 +134,7 @@ class _Run:
             self._read(trace.scope.reads)
         run_levels(
             trace.towers, trace.num_levels, self._towers, self._devices, self._end,
-            take_turns=self._policy.take_turns,
+            take_turns=self._policy.take_turns, first=self._exchange.local_towers.start,
         )
         with tf.device(self._device):
             logs = tf.nest.map_structure(self._central_value, trace.logs, expand_composites=True)
@@ -144,8 +154,9 @@ class _Run:
             for tensor, variable in reads:
                 i = index[id(variable)]
                 self._values[tensor.name] = values[i]
-                for t, tower in enumerate(self._towers):
-                    tower[tensor.name] = arrived[self._devices[t]][i]
+                towers = zip(self._exchange.local_towers, self._devices, self._towers, strict=True)
+                for t, device, tower in towers:
+                    tower[tensor.name] = arrived[device][i]
                     if state_lib.is_seed(variable):
                         (tower[tensor.name],) = state_lib.tower_seeds([values[i]], t)
 
@@ -156,12 +167,11 @@ class _Run:
             with tf.device(self._device):
                 values = segment.function_of(0)(*(self._values[name] for name in segment.inputs))
             self._values.update(zip(segment.outputs, values, strict=True))
-        for collective in self._trace.collectives.events:
-            if collective.level == level:
-                with tf.name_scope(structures.SUM):
-                    values = self._combine(collective)
-                for tower in [self._values, *self._towers]:
-                    tower.update(zip([v.name for v in collective.outputs], values, strict=True))
+        for collective in self._trace.collectives_of(level):
+            with tf.name_scope(structures.SUM):
+                values = self._combine(collective)
+            for tower in [self._values, *self._towers]:
+                tower.update(zip([v.name for v in collective.outputs], values, strict=True))
         for update in self._trace.collectives.updates:
             if update.level == level:
                 with tf.name_scope(structures.UPDATE), tf.device(self._device):
@@ -173,25 +183,23 @@ class _Run:
 
     def _combine(self, collective: TowerCollective) -> list[tf.Tensor]:
         values = [[tower[v.name] for v in collective.inputs] for tower in self._towers]
-        if collective.how == "first":
-            return values[0]
-        if collective.how == "sum":
-            tree = partial_sums(
-                values, self._devices, add_on_devices=self._policy.add_on_devices,
-                parameter_device=self._device, packed=self._policy.pack_transfers,
-            )
-            with tf.device(self._device):
-                return add_tree(tree)
         with tf.device(self._device):
+            if collective.how == "first":
+                return list(self._exchange.broadcast(values[0]))
+            if collective.how == "sum":
+                return add_tree(self._exchange.reduce(
+                    values, self._devices, add_on_devices=self._policy.add_on_devices,
+                    parameter_device=self._device, packed=self._policy.pack_transfers,
+                ))
             if collective.how == "join":
-                return [tf.concat(v, axis=0) for v in zip(*values)]
+                return self._exchange.concat(values)
             rows = [structures.packed(collective.spec, iter(v)) for v in values]
             text = f"towers.gather, {collective.line}: {GATHERED}"
             # On the parameter device: an error of another device would lose its beginning.
-            for own, shard in zip(rows, self._shards, strict=True):
-                expected = tf.maximum(shard.size, 1)
+            for t, own in zip(self._exchange.local_towers, rows, strict=True):
+                expected = tf.maximum(self._shards[t].size, 1)
                 tf.debugging.assert_equal(sharding.batch_size([own]), expected, text)
-            return structures.components([sharding.concat_shards(rows, self._shards)])
+            return structures.components([self._exchange.rows(rows, self._shards)])
 
     def _assign(self, assigned: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
         for variable, value in assigned:

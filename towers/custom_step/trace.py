@@ -15,7 +15,7 @@ import tensorflow as tf
 from towers.custom_step.patches import Patches
 from towers.custom_step.step_collectives import StepCollectives
 from towers.custom_step.variables import VariableScope
-from towers.graph.cut import Segment, cut
+from towers.graph.cut import Segment, TowerCollective, cut
 from towers.graph.repeatable import warn_of_unordered_sums
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.machine.user_lines import line_of
@@ -67,6 +67,17 @@ class Trace:
         levels = [e.level for e in self.collectives.events]
         levels += [update.level for update in self.collectives.updates]
         return 1 + max([*levels, *self.towers, *self.central_segments], default=-1)
+
+    def collectives_of(self, level: int) -> list[TowerCollective]:
+        """Returns the collectives that end a level, all sums as one: an exchange takes time."""
+        found = [each for each in self.collectives.events if each.level == level]
+        sums = [each for each in found if each.how == "sum"]
+        if len(sums) > 1:
+            inputs = [v for each in sums for v in each.inputs]
+            outputs = [v for each in sums for v in each.outputs]
+            joined = sums[0]._replace(inputs=inputs, outputs=outputs)
+            return [joined, *(each for each in found if each.how != "sum")]
+        return found
 
     @property
     def captured(self) -> dict[str, tf.Tensor]:

@@ -111,7 +111,7 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
     """Runs the towers one after the other on the newest batch, to raise the first error."""
     towers = towers_of(model)
     batch, own = towers.newest[name].read(), towers.custom_steps.get(name)
-    if batch is None:
+    if batch is None or own is not None and not own.is_alone:  # collectives would wait for others
         return
     if own is None:
         run_in_turn(towers.step, name, *batch)
@@ -194,6 +194,7 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
             own = custom_step_of(model, name, gathers=True)
     if own is not None:
         own.prepare(batch)
+        own.check_agreement()
     towers_of(model).newest[name].prepare(*(_parts(name, batch) if own is None else [batch]))
     return data
 

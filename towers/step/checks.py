@@ -1,7 +1,7 @@
 """Checks models, arguments and batches before a step, and raises one-line errors."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -9,13 +9,17 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers import __version__
 from towers.graph.levels import Dependence
 from towers.machine import choices
 from towers.machine.devices import HOST
 from towers.machine.keras_internals import all_layers
 from towers.machine.user_lines import line_of
 from towers.step.sharding import Placed, shard_sizes
+from towers.step.state import variable_digest
 from towers.step.structures import is_composite
+from towers.workers.cluster import Cluster
+from towers.workers.workers import Workers
 
 
 def check_model(model: keras.Model) -> None:
@@ -46,6 +50,21 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
             f"variable {overwritten[0].path!r} takes its gradient for its value, as in a float8 "
             "layer, and towers add gradients up. Use mixed_bfloat16, or one tower."
         )
+
+
+def check_agreement(
+    cluster: Cluster, variables: Sequence[Any], settings: Mapping[str, object]
+) -> None:
+    """Raises ValueError if workers differ in versions, settings or the values of variables."""
+    if cluster.num_workers > 1:
+        Workers(cluster).check_same({
+            "towers' version": __version__, "TensorFlow's version": tf.__version__,
+            "Keras' version": keras.__version__, **settings,
+            **{
+                f"variable {i} {v.path.rpartition('/')[2]}": variable_digest(v)
+                for i, v in enumerate(variables)
+            },
+        })
 
 
 def check_strategy(strategy: str) -> None:

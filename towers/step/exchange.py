@@ -16,19 +16,20 @@ the same bits on any number of workers. Every worker has the global batch, and n
 of the other workers' shards.
 """
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from towers.step.averaging import Tree, Values, add, add_subtrees, add_tree, partial_sums, subtrees
+from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards, rows_of
 from towers.step.structures import components, join_rows, sparse_rows
 from towers.step.transfers import pack, packages, unpack
 from towers.workers.cluster import Cluster
 from towers.workers.watch import ANOTHER_BATCH
 from towers.workers.worker_collectives import WorkerCollectives
+
+_WIDTHS = "the workers' rows have different shapes"
 
 
 def towers_of(worker: int, num_workers: int, num_towers: int) -> range:
@@ -73,6 +74,10 @@ class Exchange:
         """Returns the values of all T towers, given this worker's; all have one shape."""
         return list(values)
 
+    def concat(self, values: Sequence[Values]) -> Values:
+        """Joins tensors [m_t, ...] in the towers' order, given this worker's towers x V tensors."""
+        return [tf.concat(tensors, axis=0) for tensors in zip(*values, strict=True)]
+
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
         """Broadcasts tower 0's values. Each worker passes its first tower's; None is kept."""
         return values
@@ -88,6 +93,7 @@ class WorkersExchange(Exchange):
 
     def __init__(self, cluster: Cluster, num_towers: int) -> None:
         self._num_workers, self._num_towers = cluster.num_workers, num_towers
+        self._index = cluster.index
         workers = range(cluster.num_workers)
         self._towers = [towers_of(w, cluster.num_workers, num_towers) for w in workers]
         self.local_towers = self._towers[cluster.index]
@@ -111,14 +117,11 @@ class WorkersExchange(Exchange):
         for i, value in enumerate(added[0]):
             if isinstance(value, (tf.IndexedSlices, tuple)):
                 sums[i] = self._add_slices([values[i] for values in added])
+            elif value is not None and not value.shape.is_fully_defined():
+                sums[i] = self._add_open([values[i] for values in added])
         for chosen, shapes in packages(added[0]):
             packed = [pack([values[i] for i in chosen], self._num_workers) for values in added]
-            missing = self._most - len(packed)
-            padded = tf.pad(tf.stack(packed), [[0, missing], [0, 0]])  # [K, a multiple of W]
-            slices = tf.reshape(padded, [self._most, self._num_workers, -1])
-            received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
-            total = tf.reshape(self._collectives.all_gather(self._add(received)), [-1])
-            for i, part in zip(chosen, unpack(total, shapes), strict=True):
+            for i, part in zip(chosen, unpack(self._add_vectors(packed), shapes), strict=True):
                 sums[i] = part
         return sums
 
@@ -131,8 +134,18 @@ class WorkersExchange(Exchange):
         counts = tf.constant(list(map(len, self._towers)))
         return tf.unstack(self._join(tf.stack(list(values)), counts), num=self._num_towers)
 
+    def concat(self, values: Sequence[Values]) -> Values:
+        own = super().concat(values)
+        sizes = self._collectives.all_gather(batch_size(own))
+        return [self._join(tensor, sizes) for tensor in own]
+
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         received = list(values)
+        for i, value in enumerate(values):
+            if value is not None and not value.shape.is_fully_defined():
+                sizes = self._collectives.all_gather(batch_size(value))
+                sizes *= tf.one_hot(0, self._num_workers, dtype=tf.int32)  # no rows of the others
+                received[i] = self._join(value[: sizes[self._index]], sizes)
         for chosen, shapes in packages(values):
             packed = self._collectives.broadcast(pack([values[i] for i in chosen]))
             for i, part in zip(chosen, unpack(packed, shapes), strict=True):
@@ -153,20 +166,29 @@ class WorkersExchange(Exchange):
         }
         return add_subtrees(sums, range(self._num_towers))
 
+    def _add_vectors(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the sum of all workers' vectors [a multiple of W], one for each own subtree."""
+        padded = tf.pad(tf.stack(values), [[0, self._most - len(values)], [0, 0]])
+        slices = tf.reshape(padded, [self._most, self._num_workers, -1])
+        received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
+        return tf.reshape(self._collectives.all_gather(self._add(received)), [-1])
+
+    def _add_open(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns the sum of all workers' tensors, whose shape is known when the step runs."""
+        first, size = values[0], tf.size(values[0])
+        missing = self._num_workers - size % self._num_workers  # never 0, but `size` may be
+        padded = [tf.pad(tf.reshape(value, [-1]), [[0, missing]]) for value in values]
+        total = tf.reshape(self._add_vectors(padded)[:size], tf.shape(first))
+        return tf.ensure_shape(total, first.shape)
+
     def _add_slices(self, values: Sequence[Any]) -> Any:
         """Adds all workers' gradients of an embedding; `values`: one for each own subtree."""
         if isinstance(values[0], tuple):
             return tuple(map(self._add_slices, zip(*values, strict=True)))
         if values[0].dense_shape is None:  # [k, ...] each; k is known only when the step runs
-            own = [v.values for v in values]
-            padded = tf.stack([*own, *[tf.zeros_like(own[0])] * (self._most - len(own))])
-            gathered = self._collectives.all_gather(padded, varies=tf.shape(own[0])[0])
-            return tf.IndexedSlices(self._add(gathered), values[0].indices)
-        joined = functools.reduce(add, values)  # in the order of the towers
-        sizes = self._collectives.all_gather(tf.shape(joined.indices)[0])
-        return tf.IndexedSlices(
-            self._join(joined.values, sizes), self._join(joined.indices, sizes), joined.dense_shape
-        )
+            return tf.IndexedSlices(self._add_open([v.values for v in values]), values[0].indices)
+        joined = self.concat([[v.values, v.indices] for v in values])
+        return tf.IndexedSlices(*joined, values[0].dense_shape)
 
     def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Joins [n_w, ...] of all workers to [sum(n_w), ...], in their order; sizes: n_w, int32."""
@@ -180,10 +202,15 @@ class WorkersExchange(Exchange):
             begins = tf.repeat(tf.cumsum(tf.cast(sizes, tf.int64), exclusive=True), counts)
             num_rows = tf.reduce_sum(tf.cast(sizes, tf.int64), keepdims=True)
             return sparse_rows(value, indices[:, 0] + begins, indices, values, num_rows)
+        if not value.shape[1:].is_fully_defined():
+            widths = self._collectives.all_gather(tf.shape(value)[1:])
+            same = tf.broadcast_to(widths[0], tf.shape(widths))
+            with tf.control_dependencies([tf.debugging.assert_equal(widths, same, _WIDTHS)]):
+                value = tf.identity(value)
         most = tf.maximum(tf.reduce_max(sizes), 1)  # gathering 0 rows crashes TensorFlow
         missing = most - tf.shape(value)[0]
         padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
-        gathered = self._collectives.all_gather(padded, varies=most)
+        gathered = self._collectives.all_gather(padded)
         return tf.concat([gathered[w, : sizes[w]] for w in range(self._num_workers)], axis=0)
 
 

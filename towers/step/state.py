@@ -72,7 +72,7 @@ def digest(model: keras.Model) -> str:
     return found.hexdigest()[:8]
 
 
-def variable_digest(variable: keras.Variable) -> str:
+def variable_digest(variable: Any) -> str:
     """Returns 16 hexadecimal digits of the SHA-256 of a variable's dtype, shape and bits."""
     value = variable.value.numpy()
     return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()[:16]

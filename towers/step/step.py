@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers import __version__
 from towers.machine import choices, devices as devices_lib
 from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
@@ -41,8 +40,8 @@ from towers.step.structures import Structure
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.transfers import transfer
 from towers.step.xla import uses_xla
-from towers.workers import workers
 from towers.workers.cluster import Cluster
+from towers.workers.workers import join_workers
 
 
 class Computed(NamedTuple):
@@ -116,7 +115,7 @@ class Step:
             jit_compile=jit_compile,
         )
         firsts = list(self.stages.groups) if self.stages else self.devices
-        self.cluster = workers.join_workers() if cluster is None else cluster
+        self.cluster = join_workers() if cluster is None else cluster
         is_chosen = num_towers is not None
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(firsts)
@@ -322,19 +321,10 @@ class Step:
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or variables."""
-        if self.exchange.is_alone:
-            return
-        variables = [*self.model.variables, *self.optimizer.variables]
-        workers.Workers(self.cluster).check_same({
-            "towers' version": __version__, "TensorFlow's version": tf.__version__,
-            "Keras' version": keras.__version__, "num_towers": self.num_towers,
-            "batch_norm": self.batch_norm, "nonfinite": self.nonfinite,
-            "stages": self.stages.names if self.stages else None,
+        checks.check_agreement(self.cluster, [*self.model.variables, *self.optimizer.variables], {
+            "num_towers": self.num_towers, "batch_norm": self.batch_norm,
+            "nonfinite": self.nonfinite, "stages": self.stages.names if self.stages else None,
             "the optimizer": type(self.optimizer).__name__,
-            **{
-                f"variable {i} {v.path.rpartition('/')[2]}": state_lib.variable_digest(v)
-                for i, v in enumerate(variables)
-            },
         })
 
     def trace_tower(self, name: str, x: Any, y: Any, sample_weight: Any) -> Any:

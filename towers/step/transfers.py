@@ -44,12 +44,12 @@ def spread(
 def packages(values: Sequence[Any]) -> list[tuple[list[int], list[tf.TensorShape]]]:
     """Returns (indices, shapes) of the tensors, or specs, that travel together as one package.
 
-    Values of open shape are in no package. Values of at least `LARGE` bytes get a package each;
-    smaller ones share one for each dtype.
+    Values of open shape or without elements are in no package. Values of at least `LARGE` bytes get
+    a package each; smaller ones share one for each dtype.
     """
     found: dict[tuple[tf.DType, int | None], list[int]] = {}
     for i, value in enumerate(values):
-        if isinstance(value, tf.Tensor | tf.TensorSpec) and value.shape.is_fully_defined():
+        if isinstance(value, tf.Tensor | tf.TensorSpec) and value.shape.num_elements():
             is_large = value.shape.num_elements() * value.dtype.size >= LARGE
             found.setdefault((value.dtype, i if is_large else None), []).append(i)
     return [(chosen, [values[i].shape for i in chosen]) for chosen in found.values()]
