@@ -63,8 +63,8 @@ class Gathered(keras.Model):
         return {"loss": loss}
 
 
+@pytest.mark.telling("Custom-ragged_output", "Gathered-sparse")
 @pytest.mark.filterwarnings("error:.*only its own rows")
-@pytest.mark.telling("Model-ragged", "Custom-ragged_output", "Gathered-sparse")
 @pytest.mark.parametrize("name", ["ragged", "ragged_output", "sparse"])
 @pytest.mark.parametrize("cls", [keras.Model, Custom, Gathered], ids=lambda cls: cls.__name__)
 def test_fit_evaluate_and_predict_are_keras(cls, name, float64):
@@ -79,7 +79,7 @@ def test_fit_evaluate_and_predict_are_keras(cls, name, float64):
                       model.predict(x, batch_size=8, verbose=0)]
         return found
 
-    assert_same(results(5), results(), 1e-12)
+    assert_same(results(3), results(), 1e-12)
 
 
 def square_error(y, y_pred):
@@ -185,9 +185,6 @@ def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):
     dense = {**x, "words": tf.sparse.to_dense(x["words"])}
     expected = run("sparse", (dense, y), run_dir=tmp_path / "dense")
     assert_same(run("sparse", (x, y), run_dir=tmp_path / "sparse"), expected, 1e-10)
-    dataset = tf.data.Dataset.from_tensor_slices((x, y))
-    history, _ = run("sparse", dataset, run_dir=tmp_path / "dataset")
-    assert np.isfinite(history["loss"]).all()
 
 
 @pytest.mark.telling("ragged")

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests import processes
 from tests.app.run_test import config
 from tests.processes import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
@@ -208,7 +209,7 @@ def test_a_sweep_leaves_table_picture_runs_and_advice_and_runs_no_cell_again(use
     assert lines[2].endswith(" left") and lines[4] == "Wrote     out/sweep.csv, out/sweep.png"
     assert lines[5].startswith("Advice    On logical CPU devices, ")
 
-    again = run(SWEEP, *flags, cwd=tmp_path)
+    again = processes.run(SWEEP, *flags, cwd=tmp_path)
     assert again.stdout.splitlines() == [lines[0], "Cells     2, 0 to run", *lines[4:]]
 
 
@@ -287,6 +288,7 @@ def test_a_table_a_log_and_a_chart_that_cannot_be_written_are_warnings(
     assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
 
 
+@pytest.mark.telling("best*")
 @pytest.mark.parametrize("name, error, models", [
     (run_dir.FINAL, "run/final.keras cannot be written .*what it held before is intact",
      "final.keras is not written, best.keras holds the weights of epoch 1, the best by loss"),

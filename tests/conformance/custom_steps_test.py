@@ -75,7 +75,7 @@ def trained_bits(cls, num_towers=None, num_devices=1, default_device="/cpu:0"):
 
 
 @pytest.mark.telling("DrawsByTensorFlow-*")
-@pytest.mark.parametrize("cls, devices", [(Noisy, (1, 2, 4, 8)), (DrawsByTensorFlow, (1, 8))])
+@pytest.mark.parametrize("cls, devices", [(Noisy, (1, 2, 4, 8)), (DrawsByTensorFlow, (8,))])
 def test_eight_towers_give_the_same_bits_on_any_devices(cls, devices):
     """On any number of them, wherever the optimizers are made: see default_device_test."""
     first, *others = [trained_bits(cls, 8, num_devices) for num_devices in devices]
@@ -83,6 +83,7 @@ def test_eight_towers_give_the_same_bits_on_any_devices(cls, devices):
         assert other == first
 
 
+@pytest.mark.matrix
 def test_the_tower_count_does_change_the_bits():
     """Otherwise the test above could not fail."""
     assert trained_bits(Noisy, 2, 2) != trained_bits(Noisy, 8, 2)

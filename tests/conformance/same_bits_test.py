@@ -14,7 +14,7 @@ from towers.step import TowerStep
 SHAPE, CLASSES = (12, 12, 1), 10
 BATCHES = [24, 13, 5]  # a partial last batch, and one smaller than the tower count
 WITHOUT_STAGES = ("ignore_class", "ragged_output", "subclassed")  # of one layer, of no graph
-DEVICES = {"cnn": (1, 2, 3, 4, 8)}  # the others: one tower a device, and an uneven share of them
+DEVICES = {"cnn": (1, 3, 8)}  # the others: one tower a device, and an uneven share of them
 
 
 def train(build, batches, num_towers, num_devices, **options):
@@ -101,9 +101,10 @@ def test_built_in_models_give_the_same_bits_in_stages(name):
 @pytest.mark.parametrize("name", NOISE)
 def test_noise_of_tf_random_is_the_same_bits_on_any_number_of_devices(name):
     batches = [rows(n, np.random.default_rng(n)) for n in (9, 4)]
-    assert_same_bits(lambda: noisy(name), batches, 4, devices_of(1, 2, 4), loss="mse")
+    assert_same_bits(lambda: noisy(name), batches, 4, devices_of(1, 4), loss="mse")
 
 
+@pytest.mark.telling("mapped")
 @pytest.mark.parametrize("name", NOISE)
 def test_towers_draw_other_noise_by_tf_random(name):
     keras.utils.set_random_seed(3)
@@ -113,6 +114,7 @@ def test_towers_draw_other_noise_by_tf_random(name):
         assert len(np.unique(step.predict_batch(np.zeros((size, 6), "float32")))) == 6 * size
 
 
+@pytest.mark.matrix
 def test_the_tower_count_does_change_the_bits():
     """Otherwise the tests above could not fail."""
     batches = [rows(40, np.random.default_rng(0))]

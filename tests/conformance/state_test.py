@@ -96,7 +96,7 @@ LAYERS = {
 
 
 @pytest.mark.telling(
-    "steps", "rows", "moving mean", "a sum and a mean", "a counter*", "SpectralNormalization")
+    "rows", "moving mean", "a sum and a mean", "a counter*", "SpectralNormalization")
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
     def build():
@@ -113,6 +113,7 @@ def test_state_is_what_keras_makes_of_the_whole_batch(layer, float64):
     np.testing.assert_equal(trained(build, 3, num_devices=2), found[3])
 
 
+@pytest.mark.telling("maximum-*", "root-False", "an index-True")
 @pytest.mark.parametrize("is_custom", [False, True])
 @pytest.mark.parametrize("function, options", [
     (lambda old, x: tf.maximum(old, tf.reduce_max(x)), {}),
@@ -174,7 +175,7 @@ def fitted(num_towers=None, num_devices=1, kind=keras.Sequential, **batch_norm):
     return model, history
 
 
-@pytest.mark.telling("3-all", "3-own")
+@pytest.mark.telling("3-all")
 @pytest.mark.parametrize(
     "options", [{}, {"batch_norm": "synchronized"}, {"kind": Own}], ids=["layer", "all", "own"])
 @pytest.mark.parametrize("num_towers", [3, 8])
@@ -216,6 +217,7 @@ class CustomStep(Normalizes):
         return super().train_step(data)
 
 
+@pytest.mark.telling("*True", "*given6-False", "*given10-False")
 @pytest.mark.parametrize("make, given, is_told", [
     (normalizing, {}, True),
     (Normalizes, {}, True),

@@ -64,6 +64,7 @@ def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
     fit_alike(lambda: model_with(step))
 
 
+@pytest.mark.telling("mask")
 @pytest.mark.parametrize("total", [
     tf.nn.l2_loss, lambda each: tf.reduce_sum(tf.boolean_mask(each**2, each[:, 0] > 0.0)),
 ], ids=["l2_loss", "mask"])
@@ -148,6 +149,7 @@ class Losses:
         return loss(tf.cast(y[:, 0] > 0.0, tf.int32), output)
 
 
+@pytest.mark.telling("masked")
 @pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("name", ["weighted", "masked", "ignored"])
 def test_a_keras_loss_is_the_whole_batchs_whatever_it_divides_by(name, float64):

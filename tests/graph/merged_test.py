@@ -91,6 +91,7 @@ def test_an_error_still_tells_the_line_that_made_the_operation():
         tf.function(traced(fails, VECTOR), input_signature=[VECTOR])(tf.ones([3]))
 
 
+@pytest.mark.telling("seed1")
 @pytest.mark.parametrize("seed", [
     np.int32([1, 2]), np.int32([-7, -(2**31)]), np.int64([2**40 + 3, -5]),
 ])

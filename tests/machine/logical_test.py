@@ -96,19 +96,12 @@ ONE, ALL = ON_ONE % ("there is one tower, on", 3), ON_ONE % ("all 2 towers share
     ("", STEP.format("num_towers=2"), ALL),
     ("", RUN.format("num_towers=2"), ALL),
     ("", STEP.format("num_towers=2, devices=['/cpu:0']"), None),
-    ("", RUN.format("num_towers=2, num_gpus=1"), None),
-    ("", RUN.format("accumulate=2"), None),
-    ("", "towers.make_parallel(model, 2)", ALL),
     ("", "towers.make_parallel(model, num_towers=2)", ALL),
     ("", "towers.make_parallel(model, 1, num_towers=2)", None),
-    ("towers.logical_cpus(1)", STEP.format("num_towers=2"), None),
     (CORES, STEP.format(""), ONE),
-    (CORES, STEP.format("num_towers=1"), None),
     (CORES, RUN.format(""), ONE),
-    (CORES, RUN.format("num_towers=1"), None),
     (CORES, RUN.format("num_gpus=1"), None),
     (CORES, "towers.make_parallel(model)", ONE),
-    (CORES, "towers.make_parallel(model, 1)", None),
 ])
 def test_towers_on_one_device_that_nobody_chose_are_warned_of(before, made, warned):
     """As in a notebook, where a model was made before the devices."""

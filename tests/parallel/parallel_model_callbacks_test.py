@@ -82,6 +82,7 @@ def test_callbacks_stop_and_steer_a_fit_as_under_keras(name, tmp_path):
         assert_same_weights(pair)
 
 
+@pytest.mark.telling("False")
 @pytest.mark.parametrize("weights_only", [False, True])
 def test_model_checkpoint_writes_the_plain_model_of_the_best_epoch(weights_only, tmp_path):
     parallel = pair_of(lambda: keras.optimizers.SGD(2.0)).ours
@@ -125,15 +126,13 @@ def test_backup_and_restore_goes_on_where_the_run_broke_off(tmp_path):
     np.testing.assert_equal(again.model.get_weights(), expected.get_weights())
 
 
-@pytest.mark.telling("2")
-@pytest.mark.parametrize("steps_per_execution", [1, 2])
-def test_swap_ema_weights_and_gradient_accumulation(steps_per_execution):
+def test_swap_ema_weights_and_gradient_accumulation():
     """Optimizers with more than gradients and slots."""
     pair = build_pair(
         classifier, **{**CLASSIFIER, "optimizer": lambda: keras.optimizers.Adam(
             0.01, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2, clipnorm=0.1,
             weight_decay=0.1,
-        )}, steps_per_execution=steps_per_execution,
+        )},
     )
     theirs, ours = fit_pair(pair, rows, batch_size=7, epochs=3, validation_split=0.3,
                             callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)])
@@ -211,6 +210,7 @@ print(calls, len(found))
 """
 
 
+@pytest.mark.telling("after")
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_tracker_that_replaces_fit_is_called_and_changes_nothing(when, tmp_path):
     """Experiment trackers do it, before towers is imported or after."""
@@ -250,6 +250,7 @@ def test_its_logs_are_those_of_the_step_and_the_weights_those_without_it():
     assert "noise_scale" not in parallel.fit(X, Y, **options).history
 
 
+@pytest.mark.matrix
 def test_a_resumed_fit_goes_on_with_the_epochs_estimates(tmp_path):
     def fit(directory, *callbacks):
         return towers.make_parallel(compiled(), 2, num_towers=3).fit(

@@ -49,13 +49,6 @@ def train_on_batch(model, data):
     return {f"{name} {i}": value for i, log in enumerate(logs) for name, value in log.items()}
 
 
-def fit_compile_and_fit(model, data):
-    fit(model, data)
-    fit(model, [part[:9] for part in data], batch_size=5)
-    model.compile(optimizer=keras.optimizers.SGD(0.01), jit_compile=False)
-    return fit(model, data)
-
-
 def freeze_and_fit(model, data):
     fit(model, data)
     model.encoder.trainable = False
@@ -89,10 +82,9 @@ def fit_watched(model, data):
 
 
 @pytest.mark.parametrize("name, call", [
-    ("gan", fit_at_once(3)), ("distillation", fit_at_once(10)), ("vae", evaluate),
-    ("distillation", evaluate), ("calls_super", evaluate), ("calls_super", train_on_batch),
+    ("gan", fit_at_once(3)), ("calls_super", evaluate), ("calls_super", train_on_batch),
     ("vae", lambda model, batch: fit(model, batch, validation_data=data("vae", 9))),
-    ("vae", fit_watched), ("vae", fit_compile_and_fit), ("vae", freeze_and_fit),
+    ("vae", fit_watched), ("vae", freeze_and_fit),
 ])
 def test_calls_of_a_model_with_its_own_steps_are_kerass(name, call, float64):
     """Of `calls_super` the train_step alone is its own: `evaluate` is the plain one."""
@@ -101,6 +93,7 @@ def test_calls_of_a_model_with_its_own_steps_are_kerass(name, call, float64):
     assert_close(ours.variables, theirs.variables, 1e-10, 1e-10)
 
 
+@pytest.mark.telling("3")
 @pytest.mark.parametrize("steps", [1, 3])
 def test_predict_joins_the_rows_of_a_predict_step(steps, float64):
     theirs, ours = both("vae", num_towers=5)
@@ -199,14 +192,3 @@ def test_what_keras_saves_and_loads_is_the_plain_model(tmp_path):
     np.testing.assert_array_equal(loaded.predict(x, verbose=0), ours.predict(x, verbose=0))
     again = towers.make_parallel(loaded, 2)
     assert "own" in again.fit(x, np.ones([3, 2]), verbose=0).history
-
-
-def test_weights_of_a_gan_are_saved_and_loaded(tmp_path, float64):
-    theirs, ours = both("gan")
-    for model in (theirs, ours):
-        model.fit(*data("gan"), batch_size=4, verbose=0, shuffle=False)
-        model.built = True  # without a `call` Keras does not know it
-    theirs.generator.layers[0].kernel.assign_add(theirs.generator.layers[0].kernel)
-    ours.save_weights(tmp_path / "gan.weights.h5")
-    theirs.load_weights(tmp_path / "gan.weights.h5")
-    assert_close(theirs.weights, ours.weights, 1e-10, 1e-10)

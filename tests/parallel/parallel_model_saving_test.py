@@ -63,6 +63,7 @@ def outputs(model, x):
     return [np.array(v) for v in tf.nest.flatten(model.predict(x, verbose=0))]
 
 
+@pytest.mark.telling("functional", "subclassed")
 @pytest.mark.parametrize("build", BUILDS)
 def test_the_file_is_that_of_the_plain_model(build, tmp_path):
     model = build()

@@ -9,14 +9,14 @@ import towers
 from tests.conformance.cases import ODD
 from tests.parallel.pairs import (
     CLASSIFIER, TOLERANCE, assert_same_fit, assert_same_logs, assert_same_weights, batches,
-    build_pair, classifier, fit_pair, rows,
+    build_pair, classifier, rows,
 )
 
 pytestmark = pytest.mark.usefixtures("float64")
 CASES = {case.name: case for case in ODD}
 
 
-@pytest.mark.telling("adam", "schedule*")
+@pytest.mark.telling("schedule*")
 @pytest.mark.parametrize("optimizer", [
     lambda: keras.optimizers.SGD(0.1, momentum=0.9),
     lambda: keras.optimizers.Adam(0.01),
@@ -49,6 +49,7 @@ class Batches(keras.utils.PyDataset):
         return x[7 * index: 7 * index + 7], y[7 * index: 7 * index + 7]
 
 
+@pytest.mark.telling("PyDataset", "generator")
 @pytest.mark.parametrize("data, options", [
     (lambda: (dataset(),), {}),
     (lambda: (Batches(),), {"shuffle": False}),
@@ -70,12 +71,11 @@ def test_sample_weight_class_weight_and_weighted_metrics():
     assert weighted["weighted_accuracy"] != weighted["accuracy"]
 
 
-def test_validation_split_and_validation_data():
+def test_validation_data():
     pair = build_pair(classifier, **CLASSIFIER)
-    history = assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_split=0.3)
+    history = assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_data=rows(10),
+                              validation_batch_size=4, validation_freq=2)
     assert list(history) == ["accuracy", "loss", "val_accuracy", "val_loss"]
-    assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_data=rows(10),
-                    validation_batch_size=4, validation_freq=2)
 
 
 @pytest.mark.telling("2")
@@ -121,7 +121,7 @@ def test_predict_needs_no_compile():
     np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
 
 
-@pytest.mark.telling("masked_gru", "adds_loss", "nested_outputs")
+@pytest.mark.telling("adds_loss", "nested_outputs")
 @pytest.mark.parametrize("name", [
     "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
     "adds_loss", "activity", "l2", "sum", "nested_outputs",
@@ -199,19 +199,6 @@ def test_labels_of_the_outputs_with_a_loss_alone():
     assert_same_fit(pair, lambda: (list(x), y[0]), batch_size=5)
 
 
-def test_metrics_of_several_outputs_have_keras_names_and_values():
-    case = CASES["two_outputs"]
-    x, y, _ = case.batch(13, np.random.default_rng(0))
-    pair = build_pair(
-        case.build, optimizer=lambda: "sgd", **case.compile,
-        metrics=lambda: [["mae"], ["accuracy", keras.metrics.SparseCategoricalCrossentropy()]],
-    )
-    theirs, ours = fit_pair(pair, lambda: (list(x), list(y)), batch_size=5, validation_split=0.4)
-    assert_same_logs(ours, theirs)
-    assert "val_classes_accuracy" in ours
-    assert pair.ours.metrics_names == pair.theirs.metrics_names
-
-
 def test_a_step_is_traced_once_for_all_batch_sizes(monkeypatch):
     traced, compute = [], towers.TowerStep.compute
     monkeypatch.setattr(
@@ -247,6 +234,7 @@ def compile_anew(model):
     model.compile(keras.optimizers.SGD(0.5), CLASSIFIER["loss"])
 
 
+@pytest.mark.telling("freeze fit thaw*")
 @pytest.mark.parametrize("calls", [
     [fit, freeze, fit],  # what was traced goes on, in Keras too
     [freeze, fit, thaw, compile_anew, evaluate, fit, predict],

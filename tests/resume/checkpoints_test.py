@@ -5,8 +5,6 @@ import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -17,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import processes
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.checkpoints import ARRAYS, MANIFEST, Checkpoint, DamagedError
@@ -247,8 +246,7 @@ def write_and_die(directory):
 def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoint(tmp_path):
     code = "import pathlib; from tests.resume.checkpoints_test import write_and_die as f; " \
            f"f(pathlib.Path({str(tmp_path)!r}))"
-    root = Path(checkpoints.__file__).parents[2]
-    subprocess.run([sys.executable, "-c", code], cwd=root, check=True, timeout=60)
+    assert processes.run("-c", code).returncode == 0
     newest = []
     for n in range(1, 9):
         path, contents, wrong = checkpoints.read_newest(tmp_path / str(n))

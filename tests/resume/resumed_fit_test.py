@@ -96,7 +96,7 @@ DATA = {
 
 
 @pytest.mark.telling(
-    "arrays, part by part", "batches of two threads", "an endless dataset", "a generator"
+    "arrays, part by part", "batches of two threads", "an endless dataset"
 )
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, of what has an end
 @pytest.mark.parametrize("name", DATA)
@@ -189,6 +189,7 @@ MODELS = {
 }
 
 
+@pytest.mark.telling("a train_step*", "what layers keep*")
 @pytest.mark.parametrize("name", MODELS)
 def test_all_that_a_model_holds_goes_on_to_the_same_bits(name, tmp_path):
     build, options, data, history = MODELS[name]
@@ -204,6 +205,7 @@ def test_all_that_a_model_holds_goes_on_to_the_same_bits(name, tmp_path):
     assert interrupted_fresh(make, tmp_path / "cut", 6, data=lambda: data(*rows())) == whole
 
 
+@pytest.mark.matrix
 def test_a_loss_scale_and_a_mean_of_weights_go_on(float64, tmp_path):
     """Of float16, whose scale falls at once; and a mean that replaces the weights at the end."""
     keras.config.set_floatx("float32")

@@ -35,6 +35,7 @@ def assert_refused(call, variables, said):
     np.testing.assert_equal([variable.numpy() for variable in variables], before)
 
 
+@pytest.mark.telling("train_batch", "gradients")
 @pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
 def test_a_tower_step_changes_nothing(call):
     """Of dropout's seed, BatchNormalization's statistics and the metrics' sums, too."""
@@ -45,6 +46,7 @@ def test_a_tower_step_changes_nothing(call):
         assert_refused(lambda: getattr(step, call)(*bad), variables, said)
 
 
+@pytest.mark.telling("train_batch", "gradients")
 @pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
 def test_lists_of_numbers_are_refused_in_words(call):
     step, (x, y) = make_step(), batch(8)
@@ -112,6 +114,7 @@ def endless(batch):
     return tf.data.Dataset.from_generator(lambda: iter([batch] * 9), output_signature=signature)
 
 
+@pytest.mark.telling("steps of its own")
 @pytest.mark.parametrize("kind", [keras.Model, Counts], ids=["Keras' steps", "steps of its own"])
 def test_a_parallel_model_changes_nothing(kind):
     model, good = make_model(kind), made(9, 9)

@@ -190,6 +190,7 @@ def test_the_norm_adds_slices_of_one_row_first():
 
 
 @pytest.mark.filterwarnings("ignore:.*XLA runs towers on")
+@pytest.mark.telling("plain", "mirrored")
 @pytest.mark.parametrize("options", [
     {}, {"strategy": "mirrored", "policy": GPU}, {"nonfinite": "skip"}, {"jit_compile": True},
 ], ids=["plain", "mirrored", "skip", "xla"])

@@ -139,7 +139,7 @@ class CustomStep(keras.Sequential):
     train_step = step_of(lambda model, x, y: model.compute_loss(x, y, model(x, training=True)))
 
 
-@pytest.mark.telling("two tables-*", "unique-*", "mean-False")
+@pytest.mark.telling("two tables-*", "mean-False")
 @pytest.mark.parametrize("own_step", [False, True])
 @pytest.mark.parametrize("kind", ["two tables", "one table", "twice", *DISTINCT])
 def test_what_all_towers_look_up_is_one_lookup_as_it_is_in_the_large_batch(kind, own_step, float64):

@@ -63,6 +63,7 @@ def turns(graph, scope=""):
     return found
 
 
+@pytest.mark.telling("gpu-()", "cpu-()")
 @pytest.mark.telling("gpu-()", "cpu-()", "gpu-*stop*")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
@@ -79,6 +80,7 @@ def test_towers_of_evaluation_and_prediction_take_turns_too():
         assert turns(step.traces[-1].graph) == TURNS
 
 
+@pytest.mark.telling("()-True")
 @pytest.mark.telling("()-*", "*stop*-True")
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -100,6 +102,7 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, pl
     }
 
 
+@pytest.mark.telling("()")
 @pytest.mark.telling("()", "*stop*")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_no_operation_is_left_without_a_device(options):

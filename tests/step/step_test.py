@@ -44,6 +44,7 @@ def values(variables):
     return [v.numpy() for v in variables]
 
 
+@pytest.mark.telling("*1")
 @pytest.mark.parametrize("optimizer", [
     lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
     lambda: keras.optimizers.Adam(0.01, clipnorm=0.05, weight_decay=0.01),

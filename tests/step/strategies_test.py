@@ -69,7 +69,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.telling("embedded", "skip", "with idle devices")
+@pytest.mark.telling("embedded", "skip")
 @pytest.mark.parametrize("name", OPTIONS)
 def test_copies_have_the_bits_of_one_set_of_parameters(name):
     """Of 8 towers on 3 devices, among these partial batches, and one that is skipped; of 2 on 3."""
@@ -156,7 +156,7 @@ class ShrinksEachStep(keras.callbacks.Callback):
         Shrinks.on_epoch_end(self, 0)
 
 
-@pytest.mark.telling("steps", "SwapEMAWeights")
+@pytest.mark.telling("SwapEMAWeights")
 @pytest.mark.parametrize("callback", [
     Shrinks, ShrinksEachStep, partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True),
 ], ids=["epochs", "steps", "SwapEMAWeights"])

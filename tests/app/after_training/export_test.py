@@ -133,6 +133,7 @@ def unusual_model(input_shape, num_classes):
     return keras.Model(inputs, layers.Dense(num_classes, activation="softmax")(x))
 
 
+@pytest.mark.telling(".onnx")
 @files
 def test_a_model_that_the_runtime_cannot_take_is_one_line_and_the_run_is_kept(suffix, tmp_path):
     values = {"model": f"{__name__}:unusual_model", "run_dir": "run"}
@@ -180,8 +181,8 @@ def test_an_export_says_what_it_takes_and_may_divide_pixels_itself(tmp_path, cap
     """At a run's end, of a complete run, and of a file that is evaluated; with class names."""
     write_images(tmp_path / "images")
     towers.train(config(
-        model="mlp", dataset="image_folder", data_dir="images", run_dir="run", epochs=1,
-        export="plain",
+        model="tests.loading:model", dataset="image_folder", data_dir="images", run_dir="run",
+        epochs=1, export="plain",
     ))
     said = capsys.readouterr().out
     assert "it takes images divided by 255" in said

@@ -93,8 +93,9 @@ def _run(tmp_path_factory):
             picture(folder / part / "dog" / f"{index}.png", index)
     directory = tmp_path_factory.mktemp("runs") / "run"
     towers.train(TrainConfig(
-        dataset="image_folder", data_dir=str(folder), run_dir=str(directory), model="mlp",
-        num_gpus=2, batch_size=4, epochs=3, device="cpu",
+        dataset="image_folder", data_dir=str(folder), run_dir=str(directory),
+        model="tests.loading:model", num_gpus=2, batch_size=4, epochs=3, learning_rate=0.1,
+        device="cpu",
     ))
     return directory
 

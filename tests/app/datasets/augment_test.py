@@ -235,10 +235,10 @@ def test_mixing_refuses_classes_and_weights():
     assert "needs one class an example, which `augment` does not mix" in told
 
 
-def test_a_run_has_the_same_bits_on_1_2_and_8_devices(tmp_path, capsys):
+def test_a_run_has_the_same_bits_on_1_and_8_devices(tmp_path, capsys):
     train_data, test_data = one_hot_data()
     values = []
-    for num_gpus in (1, 2, 8):
+    for num_gpus in (1, 8):
         keras.utils.set_random_seed(1)
         model = compiled()
         config = towers.TrainConfig(
@@ -247,7 +247,7 @@ def test_a_run_has_the_same_bits_on_1_2_and_8_devices(tmp_path, capsys):
         )
         history = towers.train(config, model=model, train=train_data, test=test_data)
         values.append([*(v.numpy().tobytes() for v in model.weights), str(history["loss"])])
-    assert values[0] == values[1] == values[2]
+    assert values[0] == values[1]
     assert f"; augmented by {ALL_THREE}" in capsys.readouterr().out
 
 

@@ -47,6 +47,7 @@ def taken(split, restored=()):
     return x.numpy()
 
 
+@pytest.mark.telling("*False")
 @pytest.mark.parametrize(("container", "custom_loss"), [
     (container, custom_loss) for container in CONTAINERS for custom_loss in (False, True)
     if (container, custom_loss) != ("lists", True)  # several inputs

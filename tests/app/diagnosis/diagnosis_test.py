@@ -304,6 +304,7 @@ def measured(tmp_path, step, of_input, num_examples=100):
     return profile.measure(step, batches, 8, num_examples, tmp_path)
 
 
+@pytest.mark.telling("0.08-*")
 @pytest.mark.parametrize("of_input, of_gradients, of_update, longest", [
     (0.08, 0.03, 0.02, WAITING), (0.01, 0.08, 0.02, GRADIENTS), (0.01, 0.03, 0.08, UPDATE),
 ])
@@ -326,6 +327,7 @@ def test_what_more_gpus_and_a_larger_batch_would_bring_as_computed_by_hand():
     assert by_input.speedup(0.5, 1) == by_input.speedup(2, 2) == 1
 
 
+@pytest.mark.telling("8-100")
 @pytest.mark.parametrize("most, num_examples", [(8, 100), (100, 15)])
 def test_a_batch_too_large_for_the_memory_or_the_data_is_left_out(most, num_examples, tmp_path):
     found = measured(tmp_path, Pauses(1e-4, 1e-4, most), 0.0, num_examples)
