@@ -200,7 +200,7 @@ def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_p
     hold.end()
     ((code, said, _),) = workers.finish([launcher])
     assert code == 0
-    assert "worker 1 was killed by SIGKILL" in said and "goes on with 2 workers" in said
+    assert "worker 1 was killed by SIGKILL" in said and "continues with 2 workers" in said
     assert bits(tmp_path / "run") == alone
 
 

@@ -33,6 +33,7 @@ def command(tmp_path, *arguments):
     (["--workers=two", "--", "fit.py"], ["--workers=two"]),
     (["--workers=2", "--gpus_per_worker=0", "--", "fit.py"], ["--gpus_per_worker=0"]),
     (["--workers=2", "--max_restarts=-1", "--", "fit.py"], ["--max_restarts=-1"]),
+    (["--workers=2", "--min_workers=3", "--", "fit.py"], ["--min_workers (3)", "--workers (2)"]),
     (["--worker=2", "--", "fit.py"], ["'worker'", "workers"]),
     (["--workers=2", "--", "fti.py"], ["'fti.py' is no file in ", "-- train.py"]),
     (["--workers=2", "--", "python", "fit.py"], ["'python' is no file in "]),
@@ -158,6 +159,36 @@ def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tm
     assert lines == [TITLE, f"Restart   {restart}", TITLE]
     left = [gpus for i, gpus in enumerate(("0,1", "2,3", "4,5")) if i != lost]
     assert attempts(tmp_path)[2] == [[gpus, f"--resume={RUN}"] for gpus in left]
+
+
+@pytest.mark.parametrize("flags, gpus, few", [
+    (["--rejoin_after=0"], ["4 5 6", "4 5 6", "4 5 6"], False),
+    (["--rejoin_after=0.01"], ["4 5 6", "4 6", "4 5"], False),  # a round takes longer than that
+    (["--min_workers=2"], ["4 5 6", "4 6"], True),
+])
+def test_a_lost_worker_joins_the_first_restart_after_its_time(flags, gpus, few, tmp_path):
+    """GPU 5 is lost in the first round, GPU 6 in the second one; the third one ends well."""
+    text = """
+gpu = os.environ["CUDA_VISIBLE_DEVICES"]
+before = len(list(Path().glob("*.over")))
+Path(f"{before}.{gpu}").touch()
+while len(list(Path().glob(f"{before}.*"))) < count:
+    time.sleep(0.01)
+if before < 2 and gpu != "56"[before]:
+    time.sleep(10)
+if before < 2:
+    Path(f"{before}.over").touch()
+    kill_self()
+"""
+    code, _, stderr = launch(
+        tmp_path, text, "--workers=3", "--gpus_per_worker=1", *flags,
+        environment={"CUDA_VISIBLE_DEVICES": "4,5,6"},
+    )
+    rounds = [sorted(tmp_path.glob(f"{index}.[456]")) for index in range(len(gpus))]
+    assert [" ".join(path.suffix[1:] for path in found) for found in rounds] == gpus
+    assert code == (3 if few else 0)
+    assert stderr == (f"error: worker 1 {KILLED}, and --min_workers (2) is more than the 1 left. "
+                      "To continue, give the launcher behind --: script.py\n" if few else "")
 
 
 @pytest.mark.matrix

@@ -3,8 +3,9 @@
     python -m towers.launch --workers=4 --gpus_per_worker=2 -- train.py --num_towers=8
 
 After -- give a Python script with its arguments, which every worker runs: train.py, or your own.
-If a worker is lost, the others continue the run from its last checkpoint. If the package is
-installed, `towers-launch` is this command, and `towers-train` is train.py.
+If a worker is lost, the others continue the run from its last checkpoint. A later restart takes
+the lost worker in again. If the package is installed, `towers-launch` is this command, and
+`towers-train` is train.py.
 """
 
 import sys
@@ -26,8 +27,12 @@ def define_flags() -> None:
                          "CUDA_VISIBLE_DEVICES or of all. Default: every worker sees all of them.",
                          1)
     flags.DEFINE_integer("max_restarts", 3, "How often the run continues after a worker was lost, "
-                         "each time with one worker less. The default outlives bad luck, but not "
+                         "each time without this worker. The default outlives bad luck, but not "
                          "a fault that comes back.", 0)
+    flags.DEFINE_integer("min_workers", 1, "If fewer workers than this are left, the launcher ends "
+                         "with exit code 3.")
+    flags.DEFINE_float("rejoin_after", 600.0, "Seconds after which a lost worker joins again, at "
+                       "the next restart. 0: every restart begins with all workers.", 0.0)
     flags.DEFINE_boolean("print_tf_config", False, "Print for each of --hosts the line that starts "
                          "its worker, to be typed there; start nothing.")
     flags.DEFINE_list("hosts", [], "With --print_tf_config: the machines' addresses in a private "
@@ -46,7 +51,8 @@ def run(argv: list[str]) -> int:
         return 0
     if given.workers is None:
         raise ValueError("--workers is missing: say how many, such as --workers=2.")
-    return launch(words, gpu_shares(given.workers, given.gpus_per_worker), given.max_restarts)
+    shares = gpu_shares(given.workers, given.gpus_per_worker)
+    return launch(words, shares, given.max_restarts, given.min_workers, given.rejoin_after)
 
 
 def main(argv: list[str] | None = None) -> int:

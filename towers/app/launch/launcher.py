@@ -1,6 +1,7 @@
-"""Starts the workers of a run, and restarts with one worker less after a worker was lost."""
+"""Starts the workers of a run, and restarts it without a worker that was lost until it rejoins."""
 
 import json
+import math
 import os
 import random
 import re
@@ -8,6 +9,7 @@ import shlex
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import takewhile
@@ -19,7 +21,7 @@ from towers.machine import nvidia
 from towers.machine.signals import handled_by
 from towers.machine.words import counted
 from towers.resume.run_dir import read_config
-from towers.workers.cluster import LARGEST_PORT, is_address
+from towers.workers.cluster import LARGEST_PORT, LOST_WORKER, is_address
 
 INSTALLED = "towers-train"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -94,9 +96,13 @@ def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
         yield f"{start}  # on {address.rpartition(':')[0]}{', the chief' if not index else ''}"
 
 
-def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int) -> int:
+def launch(
+    words: Sequence[str], shares: Sequence[str | None], max_restarts: int, min_workers: int,
+    rejoin_after: float,
+) -> int:
     """Runs a script, or -m and a module, with its arguments, in a worker for each of `shares`.
 
+    A lost worker joins again at the first restart that comes `rejoin_after` seconds after its loss.
     Returns 0, or the exit code of the worker that explains the failure. After a signal, it raises
     KeyboardInterrupt or Terminated once the workers have ended.
     """
@@ -107,12 +113,17 @@ def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int
             f"{given}. Behind -- give {INSTALLED} or the path of a script, and its flags, as in: "
             "python -m towers.launch --workers=2 -- train.py --num_towers=8"
         )
-    left, directory, stops, restarts = list(shares), None, list[int](), 0
+    if not 1 <= min_workers <= len(shares):
+        raise ValueError(
+            f"--min_workers ({min_workers}) must be from 1 to --workers ({len(shares)})."
+        )
+    everybody, directory, stops, restarts = range(len(shares)), None, list[int](), 0
+    left, lost_at = list(everybody), dict[int, float]()
     with handled_by(lambda number, frame: stops.append(number)):
         while True:
             start = ["-m", "towers"] if words[0] == INSTALLED else [words[0]]
             command = [sys.executable, *start, *words[1:]]
-            ends, named = supervise(command, worker_environments(left), stops)
+            ends, named = supervise(command, worker_environments([shares[i] for i in left]), stops)
             directory = named or directory
             why = cause(ends)
             if stops and (why is None or why.is_loss or why.is_stop) and any(e.code for e in ends):
@@ -124,14 +135,19 @@ def launch(words: Sequence[str], shares: Sequence[str | None], max_restarts: int
                 return why.code
             words = again(words, directory)
             lost, what = loss(ends, why)
-            if restarts == max_restarts:
-                error = (f"error: {what}, after {counted(restarts, 'restart')}. To continue, give "
-                         f"the launcher behind --: {shlex.join(words)}")
+            now = time.monotonic()
+            lost_at[left[lost]] = now
+            # The last worker has no other one to continue without it.
+            left = [i for i in everybody if now - lost_at.get(i, -math.inf) >= rejoin_after
+                    or left == [i]]
+            if restarts == max_restarts or len(left) < min_workers:
+                after = f"after {counted(restarts, 'restart')}"
+                few = f"and --min_workers ({min_workers}) is more than the {len(left)} left"
+                error = (f"error: {what}, {after if restarts == max_restarts else few}. To "
+                         f"continue, give the launcher behind --: {shlex.join(words)}")
                 show("\n".join([*(why.errors if why.code < 0 else ()), error]), is_error=True)
-                return OTHER_FAILURE
+                return OTHER_FAILURE if restarts == max_restarts else LOST_WORKER
             restarts += 1
-            if len(left) > 1:
-                del left[lost]
             show(f"Restart   {what}: {shlex.join(words)} continues with "
                  f"{counted(len(left), 'worker')} ({restarts} of {max_restarts})")
 
