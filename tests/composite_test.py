@@ -187,7 +187,7 @@ def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):
     assert_same(run("sparse", (x, y), run_dir=tmp_path / "sparse"), expected, 1e-10)
 
 
-@pytest.mark.telling("ragged")
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["ragged", "sparse"])
 def test_resume_goes_on_with_ragged_and_sparse_arrays(name, tmp_path):
     x, y, _ = examples(name, 40)

@@ -255,6 +255,7 @@ def test_each_epochs_end_is_saved_so_that_the_best_ones_state_is_kept():
     assert names == ["epoch-4-step-16", "epoch-3-step-15", "epoch-3-step-12", "epoch-1-step-4"]
 
 
+@pytest.mark.matrix
 def test_checkpoints_may_come_at_other_steps_after_resuming(whole):
     interrupted(5)
     assert towers.train(TrainConfig(resume="run", checkpoint_every=1)) == whole
@@ -287,6 +288,7 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):
     assert checkpoints.is_good(path)
 
 
+@pytest.mark.matrix
 def test_the_best_epoch_is_the_monitored_ones_and_the_last_lines_say_so(capsys):
     history = towers.train(config(run_dir="run", epochs=4, monitor="val_loss"))
     best = int(np.argmin(history["val_loss"]))

@@ -109,6 +109,7 @@ def test_zero_epochs_evaluate_and_change_nothing():
     assert evaluate(build(config()))["loss"] == pytest.approx(history["val_loss"][0])
 
 
+@pytest.mark.matrix
 def test_a_batch_smaller_than_the_towers_trains_with_a_warning(capsys):
     history = towers.train(config(num_gpus=4, batch_size=3, max_steps=2))
     assert math.isfinite(history["loss"][0])
@@ -132,6 +133,7 @@ def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(c
     assert "Warning   largest relative difference" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 def test_files_come_before_callbacks_and_the_checkpoint_after():
     """A callback can read what the epoch has left; a checkpoint holds what the callback did."""
     seen = []
@@ -201,6 +203,7 @@ def data_that_move():
     return small_data()
 
 
+@pytest.mark.matrix
 def test_a_file_to_begin_with_is_one_of_the_directory_where_the_run_began(capsys):
     towers.train(config(run_dir="first", max_steps=1))
     os.rename("first/final.keras", "mine.keras")

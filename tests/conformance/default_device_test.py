@@ -167,7 +167,7 @@ def test_a_tower_step_ends_in_the_same_bits():
     assert_same_bits(stepped(None), stepped(ELSEWHERE))
 
 
-@pytest.mark.telling("at_the_default")
+@pytest.mark.matrix
 @pytest.mark.parametrize("make", [model, at_the_default])
 def test_a_run_of_towers_train_ends_in_the_same_bits_and_goes_on_to_them(make, tmp_path):
     def trained(device):
@@ -202,6 +202,7 @@ def cpu_index(operation):
     return int(re.search(r"CPU:(\d+)", operation.device).group(1))
 
 
+@pytest.mark.telling("3-2")
 @pytest.mark.parametrize("num_towers, num_devices", [(8, 4), (3, 2)])
 def test_tower_t_runs_on_device_t_times_D_over_T_and_the_update_on_cpu_0(num_towers, num_devices):
     step = trained_step(num_towers, num_devices)

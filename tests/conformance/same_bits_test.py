@@ -79,13 +79,13 @@ def odd_batches(case):
     return [case.batch(n, rng) for n in (9, 4)]
 
 
-@pytest.mark.telling("embedding", "two_outputs_dict")
+@pytest.mark.telling("embedding")
 @pytest.mark.parametrize("case", [c for c in ODD if c.name != "ignore_class"], ids=str)
 def test_odd_models_give_the_same_bits_on_any_number_of_devices(case, float64):
     assert_same_bits(case.build, odd_batches(case), 5, devices_of(2, 5), **case.compile)
 
 
-@pytest.mark.telling("fan_out")
+@pytest.mark.matrix
 @pytest.mark.parametrize("case", [c for c in ODD if c.name not in WITHOUT_STAGES], ids=str)
 def test_odd_models_give_the_same_bits_in_stages(case, float64):
     assert_same_bits(case.build, odd_batches(case), 4, stages_of(1, 2), **case.compile)

@@ -217,7 +217,7 @@ def alone(num_towers, kinds):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_towers, worker_counts, kinds", [
-    (6, [3], SMALL + OWN_FEW),  # worker 1 has two towers of two subtrees
+    (6, [3], (*SMALL, "own_everything", "own_loss")),  # worker 1: two towers of two subtrees
     pytest.param(3, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
     pytest.param(8, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
     pytest.param(6, [3], FAR, marks=pytest.mark.matrix),

@@ -121,6 +121,7 @@ def rows_of(step, count=8, num_towers=4, num_devices=2, method="train_step"):
     return model.train_on_batch(*pairs(count), return_dict=True)["rows"]
 
 
+@pytest.mark.matrix
 def test_towers_draw_other_noise():
     keras.utils.set_random_seed(1)  # tf.random's too: its operations get seeds of the graph
     seed = keras.random.SeedGenerator(3)

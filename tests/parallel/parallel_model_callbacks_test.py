@@ -163,6 +163,7 @@ class Replaces(C.Callback):
             self.model.make_train_function(force=True)
 
 
+@pytest.mark.matrix
 def test_a_callback_may_replace_the_optimizer():
     pair = build_pair(classifier, **CLASSIFIER)
     assert_same_fit(pair, rows, batch_size=7, epochs=3, callbacks=lambda: [Replaces()])

@@ -81,6 +81,7 @@ def fit_watched(model, data):
     return {**history, "seen": watches.seen}
 
 
+@pytest.mark.telling("gan-call", "calls_super-evaluate", "vae-f*")
 @pytest.mark.parametrize("name, call", [
     ("gan", fit_at_once(3)), ("calls_super", evaluate), ("calls_super", train_on_batch),
     ("vae", lambda model, batch: fit(model, batch, validation_data=data("vae", 9))),

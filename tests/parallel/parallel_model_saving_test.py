@@ -63,7 +63,7 @@ def outputs(model, x):
     return [np.array(v) for v in tf.nest.flatten(model.predict(x, verbose=0))]
 
 
-@pytest.mark.telling("functional", "subclassed")
+@pytest.mark.telling("subclassed")
 @pytest.mark.parametrize("build", BUILDS)
 def test_the_file_is_that_of_the_plain_model(build, tmp_path):
     model = build()
@@ -190,6 +190,7 @@ def test_a_parallel_model_is_a_layer_of_a_larger_model():
     outer.fit(rows()[0], rows()[1], verbose=0)
 
 
+@pytest.mark.matrix
 def test_a_tensorflow_checkpoint_restores_the_model(tmp_path):
     parallel = trained()
     path = tf.train.Checkpoint(model=parallel).save(str(tmp_path / "checkpoint"))

@@ -147,6 +147,7 @@ def test_fit_of_two_inputs_of_which_one_may_be_absent(build, other):
     np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
 
 
+@pytest.mark.matrix
 def test_compute_loss_that_extends_keras_on_several_outputs():
     pair = build_pair(functional_with_own_loss, optimizer=lambda: "adam", loss=["mse", "mae"],
                       loss_weights=[0.5, 2.0])

@@ -121,7 +121,7 @@ def test_predict_needs_no_compile():
     np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
 
 
-@pytest.mark.telling("adds_loss", "nested_outputs")
+@pytest.mark.telling("nested_outputs")
 @pytest.mark.parametrize("name", [
     "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
     "adds_loss", "activity", "l2", "sum", "nested_outputs",
@@ -192,6 +192,7 @@ def test_an_output_that_is_neither_rows_nor_a_mean_nor_a_sum_is_refused(name, wh
         parallel.predict(rows()[0], verbose=0)
 
 
+@pytest.mark.matrix
 def test_labels_of_the_outputs_with_a_loss_alone():
     case = CASES["two_outputs"]
     x, y, _ = case.batch(13, np.random.default_rng(0))

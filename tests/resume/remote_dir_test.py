@@ -173,6 +173,7 @@ def test_a_run_goes_on_from_the_newest_good_checkpoint(memory, tmp_path, capsys)
     assert len(contents(memory)["checkpoints/epoch-2-step-8/arrays.bin"]) > 7
 
 
+@pytest.mark.matrix
 def test_a_run_that_cannot_go_on_changes_nothing(memory, tmp_path):
     towers.train(config(run_dir=MEMORY, epochs=1))
     memory.pipe("/run/config.json", memory.cat("/run/config.json").replace(b"ed\": 0", b"ed\": 1"))

@@ -48,6 +48,7 @@ def test_later_steps_do_not_change_what_was_taken():
         np.testing.assert_array_equal(value, before[name])
 
 
+@pytest.mark.telling("others0-*")
 @pytest.mark.parametrize("others, message", [
     ({"units": 5}, r"step-7 holds another model: here \S*kernel is float32 \[3, 4\], in the "
                    r"checkpoint \S*kernel float32 \[3, 5\]\."),

@@ -126,6 +126,7 @@ def test_make_parallel_trains_as_keras_does_without_it(jit_compile, float64):
     assert_close(parallel.get_weights(), alone.get_weights(), 1e-10)
 
 
+@pytest.mark.matrix
 def test_half_precision_is_kept():
     """Outside of its layer, a part would be computed again in float32."""
     keras.config.set_dtype_policy("mixed_bfloat16")

@@ -94,6 +94,7 @@ def test_each_device_adds_a_slice_and_updates_its_own_copy():
     assert sorted(set(cuts)) == [d.lower() for d in devices]
 
 
+@pytest.mark.matrix
 def test_what_others_assign_is_seen_by_the_next_call():
     ours, theirs = make_step(), make_step("parameter_server")
     for step in (ours, theirs):
@@ -178,6 +179,7 @@ def test_a_fit_sees_what_callbacks_assign(callback, monkeypatch, recwarn):
         assert "ShrinksEachStep may assign" in warned[0] and "each of 2 devices" in warned[0]
 
 
+@pytest.mark.matrix
 def test_a_model_that_builds_itself_is_built_on_the_first_device(monkeypatch):
     monkeypatch.setenv(REHEARSAL, "1")
     parallel = make_parallel("mirrored", keras.Sequential(dense()[1:]), [1, 2])

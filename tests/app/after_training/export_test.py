@@ -83,6 +83,7 @@ def test_inputs_and_outputs_keep_their_names(suffix):
         np.testing.assert_allclose(values, expected[name], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.telling(".onnx")
 @files
 def test_a_recurrent_model_of_mixed_precision_computes_in_float32(suffix):
     """LiteRT takes its loop for one example at a time; cuDNN, which has no such file, is left."""

@@ -114,6 +114,7 @@ def test_a_compiled_model_brings_its_loss_its_metrics_and_its_optimizer(capsys):
     assert "best by val_loss" in said
 
 
+@pytest.mark.matrix
 def test_what_is_given_beside_a_compiled_model_wins_and_is_said(capsys):
     towers.train(config(**OF_REGRESSION, optimizer="rmsprop", learning_rate=0.5, max_steps=1))
     final = keras.saving.load_model("run/final.keras")
@@ -123,6 +124,7 @@ def test_what_is_given_beside_a_compiled_model_wins_and_is_said(capsys):
     assert "; but optimizer and learning_rate as given beside it" in capsys.readouterr().out
 
 
+@pytest.mark.matrix
 def test_a_function_of_shapes_may_compile_its_model_too():
     values = {**OF_REGRESSION, "model": f"{__name__}:shaped_regression_model"}
     assert "val_r2" in towers.train(config(**values, max_steps=1))
@@ -246,6 +248,7 @@ def test_a_saved_model_is_trained_further_with_its_optimizer():
         assert set(next(csv.DictReader(file))) > {"r2", "val_r2"}
 
 
+@pytest.mark.matrix
 def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_any():
     """Its model's metrics are Keras' own: callbacks find there what they look for."""
     uncompiled_model().save("plain.keras")
