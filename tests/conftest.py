@@ -21,8 +21,8 @@ from towers.machine.devices import REHEARSAL, is_rehearsal  # noqa: E402
 from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
 
 _LONG = (  # begun last, the others would be done before it
-    "workers_run_test", "gradients_test", "custom_steps_test", "policy_test", "recomputed_test",
-    "same_bits_test", "strategies_test", "train_test", "workers_test",
+    "continued_test", "errors_test", "gradients_test", "interrupted_test", "remote_dir_test",
+    "run_resumed_test", "strategies_test", "train_test", "workers_run_test", "workers_test",
 )
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
 
