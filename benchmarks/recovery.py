@@ -4,9 +4,8 @@
     python benchmarks/recovery.py --losses=50 --longest=20 --train=--model=mlp \\
         --train=--max_steps=3000 --train=--checkpoint_every=20
 
-Every restart begins with all workers. The last worker gets the fault after ten steps; with
---longest, any worker gets it at any moment, also while it starts. An undisturbed run, --losses=0,
-must end with the same weights. The faults:
+Every restart begins with all workers. The last worker gets the fault after ten steps, or with
+--longest any worker at any moment. A run with --losses=0 must end with the same weights. Faults:
 
     kill    SIGKILL
     memory  it enters a control group of 64 MiB and takes more, until the kernel kills it; as root
@@ -31,16 +30,19 @@ from absl import app, flags
 
 ROOT = Path(__file__).parents[1]
 GROUP = Path("/sys/fs/cgroup/memory/towers-recovery")  # control groups, version 1
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # the others: SIGUSR2, see `suffer`
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # others: see `suffer`
 
 
 def callbacks() -> list[Any]:
     """The callback of train.py's workers: it notes each step, pauses, and may get a fault."""
     import keras
 
-    signal.signal(signal.SIGUSR2, suffer)
+    due = list[int]()
+    signal.signal(signal.SIGUSR2, lambda number, frame: due.append(number))
 
     def note(batch: int, logs: Any) -> None:
+        if due:
+            suffer()
         with open(Path(os.environ["NOTES"], "steps"), "a") as file:
             file.write(f"{time.time()}\n")
         time.sleep(0.1 if Path(os.environ["NOTES"], "slow").exists() else 0.0)
@@ -48,9 +50,8 @@ def callbacks() -> list[Any]:
     return [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
 
 
-def suffer(number: int, frame: Any) -> None:
-    """Hangs, or takes memory until the kernel kills the process."""
-    if os.environ["FAULT"] == "memory":
+def suffer() -> None:
+    if os.environ["FAULT"] == "memory":  # takes more until the kernel kills the process
         GROUP.mkdir(exist_ok=True)
         (GROUP / "memory.limit_in_bytes").write_text(str(64 * 2**20))
         (GROUP / "cgroup.procs").write_text(str(os.getpid()))
@@ -69,8 +70,8 @@ def lose_workers(launcher: subprocess.Popen, lines: Sequence[tuple[float, str]],
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         if children and (given.longest or is_ready):
             with suppress(ProcessLookupError):
-                os.kill(int(generator.choice(children) if given.longest else children[-1]),
-                        SIGNALS.get(given.fault, signal.SIGUSR2))
+                victim = generator.choice(children) if given.longest else children[-1]
+                os.kill(int(victim), SIGNALS.get(given.fault, signal.SIGUSR2))
                 lost.append(time.time())
     return lost
 
@@ -83,17 +84,16 @@ def times(steps: Path, after: float) -> list[float]:
     return [at for at in map(float, steps.read_text().split()) if at > after]
 
 
-def main(argv: list[str]) -> None:
-    """Runs train.py under the launcher; prints the seconds after each loss, and the digest."""
+def main(argv: list[str]) -> None:  # prints the seconds after each loss, and the digest
     given, lines = flags.FLAGS, list[tuple[float, str]]()
     with tempfile.TemporaryDirectory() as directory:
         slow, steps = Path(directory, "slow"), Path(directory, "steps")
-        for path in [steps, slow] if given.longest else [steps]:
+        for path in [steps, slow][:2 if given.longest else 1]:
             path.touch()
         launcher = subprocess.Popen(
             [sys.executable, "-m", "towers.launch", f"--workers={given.workers}",
-             "--rejoin_after=0", "--max_restarts=1000", "--", "train.py", "--num_gpus=1",
-             f"--run_dir={directory}/run", f"--num_towers={given.workers}", "--epochs=10000",
+             "--rejoin_after=0", "--max_restarts=1000", "--", "train.py", "--epochs=10000",
+             f"--run_dir={directory}/run", f"--num_towers={given.workers}", "--num_gpus=1",
              "--callbacks=benchmarks.recovery:callbacks", *given.train],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             env={**os.environ, "NOTES": directory, "FAULT": given.fault, "PYTHONPATH": str(ROOT)},
@@ -106,8 +106,8 @@ def main(argv: list[str]) -> None:
         reader.join()
         for end in restarts(lines):
             begin = max(at for at in lost if at < end)
-            print(f"restart after {end - begin:.1f} s, "
-                  f"next step after {times(steps, end)[0] - begin:.1f} s")
+            seconds = f"{end - begin:.1f} s, next step after {times(steps, end)[0] - begin:.1f} s"
+            print(f"restart after {seconds}")
     print(f"{len(lost)} losses, {len(restarts(lines))} restarts: {lines[-1][1]}")
 
 
