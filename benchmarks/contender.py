@@ -182,17 +182,14 @@ def trainer(contender: str, workload: Workload, num_devices: int) -> Trainer:
     return fit_trainer(workload, strategy.scope())
 
 
-def set_up(contender: str, num_devices: int, *, recurrent: bool = False) -> None:
+def set_up(contender: str, num_devices: int) -> None:
     """Makes the devices, as a contender does, before TensorFlow starts."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if gpus:
         if num_devices > gpus:
             towers.logical_gpus(num_devices)
     elif contender not in FITS:
-        towers.logical_cpus(
-            num_devices, set_threads=contender not in STRATEGIES,
-            compiled=recurrent or contender == "compiled",
-        )
+        towers.logical_cpus(num_devices, set_threads=contender not in STRATEGIES)
 
 
 def has_logical_gpus() -> bool:
@@ -239,7 +236,7 @@ def main(argv: list[str]) -> None:
     towers.join_workers()
     contender, workload = flags.FLAGS.contender, WORKLOADS[flags.FLAGS.workload]()
     num_devices = flags.FLAGS.num_devices or default_devices(workload)
-    set_up(contender, num_devices, recurrent=workload.recurrent)
+    set_up(contender, num_devices)
     steps = workload.steps if flags.FLAGS.steps is None else flags.FLAGS.steps
     num_batches = max(1, min(steps, LARGEST_PASS))
     x, y = workload.data(num_batches)

@@ -27,7 +27,6 @@ class Workload:
     steps: that take 4 to 8 seconds on 2 cores.
     towers_per_core: logical CPU devices a core, one tower each, that train it fastest. Two towers
         that take turns on a core leave it no gaps; large parameters cost more a tower.
-    recurrent: towers get the threads on a CPU with which XLA compiles small loops.
     """
 
     build: Callable[[], keras.Model]
@@ -37,7 +36,6 @@ class Workload:
     num_classes: int
     steps: int
     towers_per_core: int = 1
-    recurrent: bool = False
 
     @property
     def loss(self) -> str:
@@ -87,7 +85,7 @@ def gru(units: int) -> keras.Model:
 def gru_workload(units: int, batch_size: int, steps: int) -> Workload:
     """Makes the workload of `gru` with Adam."""
     return Workload(
-        lambda: gru(units), keras.optimizers.Adam, batch_size, (49, 128), 128, steps, recurrent=True
+        lambda: gru(units), keras.optimizers.Adam, batch_size, (49, 128), 128, steps
     )
 
 

@@ -56,14 +56,11 @@ def test_towers_take_contiguous_ranges_of_devices(num_towers, num_devices, expec
     assert devices.place_towers(num_towers, list(range(num_devices))) == expected
 
 
-@pytest.mark.parametrize("num_towers, num_cores, threads, of_compiled", [
-    (2, 2, 1, 2), (8, 2, 1, 2), (1, 8, 8, 8), (3, 8, 2, 3), (4, 8, 2, 4), (3, 16, 5, 5),
+@pytest.mark.parametrize("num_towers, num_cores, threads", [
+    (2, 2, 1), (8, 2, 1), (1, 8, 8), (3, 8, 2), (4, 8, 2), (3, 16, 5),
 ])
-def test_threads_follow_from_towers_and_cores(num_towers, num_cores, threads, of_compiled):
-    """Compiled towers have a thread each as far as cores go round."""
-    for compiled, expected in ((False, threads), (True, of_compiled)):
-        found = devices.cpu_threads(num_towers, num_cores=num_cores, compiled=compiled)
-        assert found == (expected, num_cores)
+def test_threads_follow_from_towers_and_cores(num_towers, num_cores, threads):
+    assert devices.cpu_threads(num_towers, num_cores=num_cores) == (threads, num_cores)
 
 
 @pytest.mark.parametrize(("names", "value", "expected"), [

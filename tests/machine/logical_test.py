@@ -51,12 +51,8 @@ def devices_and_threads(code):
     (PARALLEL.format("1, num_towers=8"), (1, 1, 8)),
     (PARALLEL.format("[1, 0], num_towers=4"), (2, 2, 8)),
     (PARALLEL.format("[0, 3]"), (4, 4, 8)),  # a device without a tower does not count
-    # a thread for each tower that XLA is to compile
-    (TRAIN.format("num_towers=4, jit_compile=True"), (2, 4, 8)),
-    (TRAIN.format("num_towers=4, model='gru'"), (2, 4, 8)),
-    (LOGICAL.format("4, compiled=True"), (4, 4, 8)),
     # what the caller has chosen stays
-    (TRAIN.format("num_towers=4, jit_compile=True, cpu_threads=1"), (2, 1, 8)),
+    (TRAIN.format("num_towers=4, cpu_threads=1"), (2, 1, 8)),
     (f"{LOGICAL.format(4)}; {TRAIN.format('cpu_threads=7')}", (4, 7, 8)),
     (LOGICAL.format("4, set_threads=False"), (4, 0, 0)),
     (f"{THREADING.format('intra', 3)}; {LOGICAL.format(4)}", (4, 3, 8)),

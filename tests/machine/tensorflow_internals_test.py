@@ -7,6 +7,7 @@ import weakref
 
 import tensorflow as tf
 
+from tests import processes
 from towers.machine import tensorflow_internals
 
 
@@ -28,6 +29,25 @@ def test_keep_whole():
     marked = tf.function(lambda x: x * 2.0, experimental_attributes=attributes)
     definition = marked.get_concrete_function(tf.TensorSpec([])).function_def
     assert [definition.attr[name].b for name in attributes] == [True]
+
+
+def test_own_threads():
+    """Four devices have four more pools of five threads than one pool for all."""
+    code = """if True:
+        import os
+        import tensorflow as tf
+        import towers
+        tf.config.threading.set_intra_op_parallelism_threads(5)
+        towers.logical_cpus(4)
+        os.environ[{!r}] = {!r}
+        tf.constant(1)
+        print(len(os.listdir("/proc/self/task")))
+    """
+    counts = []
+    for value in ("true", "false"):
+        done = processes.run("-c", code.format(tensorflow_internals.OWN_THREADS, value))
+        counts.append(int(done.stdout))
+    assert counts[0] - counts[1] == 3 * 5
 
 
 def test_colocation():

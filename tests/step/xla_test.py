@@ -8,17 +8,9 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import noisy
 from tests.step.small_step import batch
-from towers.app.training.build import build
-from towers.step import xla
+from towers.step import calls, tower, xla
 
 L = keras.layers
-
-
-@pytest.fixture
-def two_threads(monkeypatch):
-    """Of an operation, on two cores: the tests' own process has one."""
-    monkeypatch.setattr(xla, "intra_op_threads", lambda: 2)
-    monkeypatch.setattr(xla, "count_cores", lambda: 2)
 
 
 def recurrent(*layers, steps=5):
@@ -35,23 +27,6 @@ def test_towers_are_compiled_as_keras_compiles_the_model(told, compiled):
     assert towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).uses_xla is compiled
 
 
-@pytest.mark.parametrize("threads, num_devices, warned", [
-    (1, 2, True), (2, 2, False), (2, 8, False), (1, 1, False),
-])
-def test_compiled_towers_that_would_take_turns_on_a_thread_are_warned_of(
-    threads, num_devices, warned, monkeypatch, recwarn
-):
-    monkeypatch.setattr(xla, "intra_op_threads", lambda: threads)
-    monkeypatch.setattr(xla, "count_cores", lambda: 2)
-    devices = [f"/cpu:{i}" for i in range(num_devices)]
-    model = keras.Sequential([keras.Input((4,)), L.Dense(1)])
-    assert not xla.uses_xla(model, devices, False, num_devices, "mse", "average") and not recwarn
-    assert xla.uses_xla(model, devices, True, num_devices, "mse", "average") is True
-    assert [str(w.message).split(": ")[0] for w in recwarn] == ["jit_compile"] * warned
-    if warned:
-        assert "towers.logical_cpus(2, compiled=True)" in str(recwarn[0].message)
-
-
 @pytest.mark.parametrize("model, loss, pays", [
     (recurrent, "mse", True),
     (lambda: recurrent(L.Bidirectional(L.LSTM(4))), keras.losses.MeanSquaredError(), True),
@@ -61,25 +36,37 @@ def test_compiled_towers_that_would_take_turns_on_a_thread_are_warned_of(
     (lambda: recurrent(L.GRU(257)), "mse", False),
     (lambda: recurrent(L.GRU(4, unroll=True)), "mse", False),
     (lambda: recurrent(L.GRU(4, dtype="mixed_bfloat16")), "mse", False),
-    (lambda: recurrent(steps=None), "mse", False),  # it would compile anew for each length
+    (lambda: recurrent(steps=None), "mse", True),  # if a batch's length is fixed
     (lambda: recurrent(L.Conv1D(2, 2), L.GRU(4)), "mse", False),
     (lambda: recurrent(L.GRU(4), type("OwnLayer", (L.Dense,), {})(1)), "mse", False),
     (recurrent, lambda y, y_pred: keras.losses.mean_squared_error(y, y_pred), False),
 ])
-def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays, two_threads):
-    keras_model = model()
-    for devices in (["/cpu:0"], ["/cpu:0", "/cpu:1"]):  # they have no say
-        assert xla.uses_xla(keras_model, devices, "auto", 2, loss, "average") is pays
+def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays):
+    found = xla.uses_xla(model(), ["/cpu:0"], "auto", 2, loss, "average")
+    assert found == (xla.FIXED_SHAPES if pays else False)
 
 
-def test_without_a_thread_for_each_tower_loops_are_not_compiled(two_threads, monkeypatch):
-    assert xla.small_loops(recurrent(), 8, "mse")
-    monkeypatch.setattr(xla, "intra_op_threads", lambda: 1)
-    assert not xla.small_loops(recurrent(), 8, "mse")
-    assert xla.small_loops(recurrent(), 1, "mse")
+@pytest.mark.parametrize("fixed", [True, False])
+def test_small_loops_are_compiled_if_all_batches_have_one_length(fixed, monkeypatch):
+    compiled = []
+
+    def trace_tower(method, specs, options, **others):
+        compiled.append(options["jit_compile"])
+        return calls.trace_tower(method, specs, options, **others)
+
+    monkeypatch.setattr(tower, "trace_tower", trace_tower)
+    model = towers.make_parallel(recurrent(steps=None), 2)
+    model.compile("sgd", "mse")
+    rows = tf.data.Dataset.from_tensors((np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32")))
+    if not fixed:
+        specs = tf.TensorSpec([None, None, 3]), tf.TensorSpec([None, 1])
+        batch, = rows
+        rows = tf.data.Dataset.from_generator(lambda: [batch], output_signature=specs)
+    model.fit(rows, verbose=0)
+    assert compiled == [True if fixed else None]
 
 
-def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled(two_threads):
+def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled():
     model = recurrent(L.GRU(4, return_sequences=True), L.BatchNormalization(), L.GRU(3))
     given = (model, ["/cpu:0"], "auto", 2, "mse")
     assert xla.uses_xla(*given, "average") and not xla.uses_xla(*given, "synchronized")
@@ -90,9 +77,7 @@ def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled(
     assert xla.uses_xla(*given, "average") and not xla.uses_xla(*given, "synchronized")
 
 
-def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_told(
-    two_threads, monkeypatch
-):
+def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_told(monkeypatch):
     made = []
 
     class Recorded(towers.TowerStep):
@@ -109,10 +94,10 @@ def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_t
         parallel = towers.make_parallel(model, 2)
         parallel.compile("sgd", "mse", **told)
         parallel.fit(x, y, verbose=0)
-    assert made == [True, False]
+    assert made == [xla.FIXED_SHAPES, False]
 
 
-def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_threads):
+def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():
     """With XLA the noise is another, so that the layers draw none."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 7, 5, 3)), rng.normal(size=(2, 7, 1))
@@ -127,20 +112,11 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras(two_th
         else:
             step = towers.TowerStep(model, "adam", "mse", num_towers=3,
                                     devices=[f"/cpu:{i}" for i in range(num_devices)])
-            assert step.uses_xla
             for rows, labels in zip(x, y, strict=True):
                 step(rows, labels)
         found.append(np.concatenate([v.numpy().ravel() for v in model.trainable_variables]))
     assert found[0].tobytes() == found[1].tobytes()
     np.testing.assert_allclose(found[0], found[2], rtol=1e-5, atol=1e-6)
-
-
-def test_a_run_of_small_loops_has_a_thread_for_each_tower_and_goes_on_as_it_began(two_threads):
-    """What the configuration says then holds on a machine with other cores, too."""
-    values = dict(dataset="synthetic", model="gru", num_gpus=2, batch_size=4, device="cpu")
-    assert build(towers.TrainConfig(**values)).config.jit_compile is True
-    assert build(towers.TrainConfig(**values, jit_compile=False)).config.jit_compile is False
-    assert build(towers.TrainConfig(**{**values, "model": "mlp"})).config.jit_compile == "auto"
 
 
 @pytest.mark.parametrize("count", [40, 3])

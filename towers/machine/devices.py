@@ -94,17 +94,13 @@ def count_cores() -> int:
     return os.cpu_count() or 1
 
 
-def cpu_threads(
-    num_towers: int, num_cores: int | None = None, *, compiled: bool = False
-) -> tuple[int, int]:
+def cpu_threads(num_towers: int, num_cores: int | None = None) -> tuple[int, int]:
     """Returns the numbers of (intra-op, inter-op) threads for towers, which share a CPU's cores.
 
     The intra-op count changes the bits of a CPU's results, so it does not depend on the devices.
-    Compiled towers run on the intra-op threads alone; with one thread, they would take turns.
     """
     cores = num_cores or count_cores()
-    at_once = min(num_towers, cores) if compiled else 1
-    return max(at_once, cores // num_towers), cores
+    return max(1, cores // num_towers), cores
 
 
 def intra_op_threads() -> int:

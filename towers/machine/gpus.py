@@ -18,7 +18,7 @@ from towers.workers.workers import join_workers
 
 def gpu_devices(
     gpus: Any, num_towers: int | None = None, gpus_per_tower: int = 1, *, device: str = "auto",
-    name: str = "gpus", may_share: bool = True, compiled: bool = False,
+    name: str = "gpus", may_share: bool = True,
 ) -> list[str]:
     """Returns the devices that `gpus` stands for; logical CPU devices if there is no GPU.
 
@@ -26,11 +26,10 @@ def gpu_devices(
     num_towers: the towers of all workers; None means one for each `gpus_per_tower` devices.
     name: the name of the argument `gpus` in errors.
     may_share: whether one undivided CPU device may stand for all devices.
-    compiled: whether XLA compiles the towers, which then need other CPU threads.
     """
     kind, indices = device_kind(device), None if gpus is None else device_indices(gpus)
     if kind == "cpu":
-        _split_cpu(indices, num_towers, gpus_per_tower, compiled)
+        _split_cpu(indices, num_towers, gpus_per_tower)
     elif indices is not None:
         indices = _use_only(indices, gpus)
     present = device_names(kind)
@@ -42,7 +41,7 @@ def gpu_devices(
 
 
 def _split_cpu(
-    indices: Sequence[int] | None, num_towers: int | None, gpus_per_tower: int, compiled: bool
+    indices: Sequence[int] | None, num_towers: int | None, gpus_per_tower: int
 ) -> None:
     """Makes logical CPU devices if there are too few and TensorFlow has not started."""
     cluster, cpu = join_workers(), tf.config.list_physical_devices("CPU")[0]
@@ -57,7 +56,7 @@ def _split_cpu(
         groups = max(1, min(cores // gpus_per_tower, most))
         count = gpus_per_tower * groups
     num_towers = num_towers or groups * cluster.num_workers
-    logical_cpus(count, num_towers=num_towers, compiled=compiled)
+    logical_cpus(count, num_towers=num_towers)
 
 
 # The original indices of the GPUs that `_use_only` left visible; empty if it has hidden none.

@@ -14,6 +14,7 @@ from towers.machine import nvidia
 from towers.machine.devices import (
     FIRST, HOST, count_cores, cpu_threads, has_gpus, has_started, policy_of,
 )
+from towers.machine.tensorflow_internals import OWN_THREADS
 from towers.machine.words import counted
 from towers.workers import workers
 
@@ -26,21 +27,18 @@ _LEAST_MIB = 512
 _set_here: list[int] = []  # the intra- and inter-op threads that `logical_cpus` set last
 
 
-def logical_cpus(
-    count: int, *, num_towers: int | None = None, set_threads: bool = True, compiled: bool = False
-) -> None:
+def logical_cpus(count: int, *, num_towers: int | None = None, set_threads: bool = True) -> None:
     """Splits the CPU into logical devices, /cpu:0, /cpu:1 and so on, which simulate GPUs.
 
-    It also sets TensorFlow's threads to the numbers that train.py uses. They make towers faster,
-    and results bit-identical to train.py's. Threads that you have set with tf.config.threading
-    before stay. If TensorFlow has started with `count` devices, nothing changes.
+    It also sets TensorFlow's threads to the numbers that train.py uses, and gives each device its
+    own threads. This makes towers faster, and results bit-identical to train.py's. Numbers that you
+    have set with tf.config.threading before stay. If TensorFlow has started with `count` devices,
+    nothing changes.
 
     Args:
         count: the number of logical devices, at least 1.
         num_towers: the number of towers to come. Default: one for each device of each worker.
         set_threads: whether to set TensorFlow's threads.
-        compiled: whether XLA will compile the towers, which then need other threads. Small
-            recurrent models are then compiled by default, others with `jit_compile=True`.
 
     Raises:
         ValueError: `count` or `num_towers` is below 1, or TensorFlow has already started with
@@ -63,7 +61,7 @@ def logical_cpus(
     if set_threads and policy_of([HOST]).divide_cores:
         threading = tf.config.threading
         num_towers = num_towers or count * cluster.num_workers
-        intra, inter = cpu_threads(num_towers, compiled=compiled)
+        intra, inter = cpu_threads(num_towers)
         get = threading.get_intra_op_parallelism_threads, threading.get_inter_op_parallelism_threads
         chosen = [number() for number in get]
         if chosen != _set_here:  # 0: not chosen
@@ -71,6 +69,7 @@ def logical_cpus(
         threading.set_intra_op_parallelism_threads(intra)
         threading.set_inter_op_parallelism_threads(inter)
         _set_here[:] = intra, inter
+        os.environ[OWN_THREADS] = "true"
 
 
 def is_undivided() -> bool:

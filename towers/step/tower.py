@@ -31,6 +31,7 @@ from towers.step.recomputed import called_in
 from towers.step.sharding import BatchValues
 from towers.step.stages import Stages
 from towers.step.structures import Structure, any_rows, components, map_tensors
+from towers.step.xla import FIXED_SHAPES
 
 
 class TowerInput(NamedTuple):
@@ -77,13 +78,14 @@ class Tower:
     def __init__(
         self, model: keras.Model, loss: Any, loss_weights: Any,
         synchronized_layers: Sequence[keras.layers.Layer], batch_norm: str | None, *,
-        is_alone: bool, checked: Sequence[str], jit_compile: bool, stages: Stages | None,
-        with_norm: bool,
+        is_alone: bool, checked: Sequence[str], jit_compile: bool | str,
+        stages: Stages | None, with_norm: bool,
     ) -> None:
         """
         synchronized_layers: BatchNormalization layers with one mean over all towers.
         is_alone: whether there is only one tower, whose values need no merging.
         checked: the results to check for NaN and infinity: "loss", "gradients".
+        jit_compile: True, False or `xla.FIXED_SHAPES`.
         with_norm: whether `train` returns the squared norm of the gradients.
         """
         self._model, self._stages, self._with_norm = model, stages, with_norm
@@ -93,7 +95,7 @@ class Tower:
         self._statistics = set(map(id, state_lib.statistics(model, synchronized_layers)))
         self._batch_norm, self._is_alone = batch_norm, is_alone
         self._synchronized_layers, self._checked = synchronized_layers, checked
-        self._options = {"jit_compile": jit_compile or None, "experimental_attributes": KEEP_WHOLE}
+        self._jit_compile = jit_compile
         self.traced: dict[str, TracedTower] = {}
         self.faults: list[str] = []
         names = getattr(model, "output_names", None)
@@ -119,7 +121,7 @@ class Tower:
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
         if self._with_norm:
-            norm = squared_norm(gradients, for_xla=bool(self._options["jit_compile"]))
+            norm = squared_norm(gradients, for_xla=bool(self._jit_compile))
         if not self._is_alone:
             gradients = [separate_lookups(each, facts) for each in gradients]
         return output._replace(gradients=list(gradients), finite=finite, norm=norm)
@@ -151,6 +153,10 @@ class Tower:
         specs = map_tensors(  # shard sizes differ by 1
             lambda v: any_rows(v) if v.shape.rank else tf.TensorSpec(v.shape, v.dtype), batch
         )
+        shapes = [v.shape[1:] for v in tf.nest.flatten(specs) if v is not None]
+        is_fixed = all(shape.is_fully_defined() for shape in shapes)
+        compiles = is_fixed if self._jit_compile == FIXED_SHAPES else self._jit_compile
+        options = {"jit_compile": compiles or None, "experimental_attributes": KEEP_WHOLE}
         found: dict[str, TracedTower] = {}
         waiting = [name]
         while waiting:
@@ -163,7 +169,7 @@ class Tower:
                 inputs = TowerInput(values[:first], values[first:], *specs)
                 with gathered_by(refuse):
                     traced = trace_tower(
-                        getattr(self, method), [inputs, *_OPTIONS[method]], self._options,
+                        getattr(self, method), [inputs, *_OPTIONS[method]], options,
                         meets=method == "train" and bool(self._synchronized_layers),
                         stages=self._stages, variables=variables,
                     )

@@ -1,16 +1,17 @@
 """Decides whether XLA compiles the towers: as Keras does, and for small loops on CPUs."""
 
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.machine.devices import FIRST, count_cores, has_gpus, intra_op_threads, is_gpu
+from towers.machine.devices import has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers
 from towers.step.compiled import COMPILED
 from towers.step.gathering import synchronized_layers
+
+FIXED_SHAPES = "fixed shapes"  # compile only batches in which nothing but the rows varies
 
 L = keras.layers
 _LOOPS = (L.GRU, L.LSTM, L.SimpleRNN)
@@ -29,12 +30,12 @@ _BESIDE_LOOPS = (
 def uses_xla(
     model: keras.Model, devices: Sequence[str], jit_compile: bool | str, num_towers: int, loss: Any,
     batch_norm: str | None,
-) -> bool:
-    """Whether XLA compiles the towers, given arguments of `TowerStep`.
+) -> bool | str:
+    """Returns whether XLA compiles the towers, or FIXED_SHAPES, given arguments of `TowerStep`.
 
     jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never compiles
         CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled,
-        also compile if `small_loops` is true. Both skip recurrent loops that synchronized
+        return FIXED_SHAPES if `small_loops` is true. Both skip recurrent loops that synchronized
         BatchNormalization would cut.
 
     Raises ValueError if it is True, and XLA lacks operations of a layer (such as cuDNN's for
@@ -46,9 +47,9 @@ def uses_xla(
     if jit_compile in ("auto", COMPILED):  # like Keras, do not compile what XLA cannot
         is_told = jit_compile == COMPILED and model.compiled
         follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-        pays = not is_told and small_loops(model, num_towers, loss)
-        jit_compile = not is_cut and (follows or pays)
-    elif jit_compile:
+        pays = not is_told and small_loops(model, loss)
+        return not is_cut and (follows or pays and FIXED_SHAPES)
+    if jit_compile:
         for layer in all_layers(model):
             if not layer.supports_jit:
                 raise ValueError(
@@ -60,30 +61,20 @@ def uses_xla(
                 "jit_compile=True: XLA cannot compile recurrent layers in towers that meet in "
                 "between, for synchronized BatchNormalization. Use jit_compile=False."
             )
-    threads, at_once = intra_op_threads(), min(len(devices), count_cores())
-    if jit_compile and threads < at_once and not any(map(is_gpu, devices)):
-        warnings.warn(
-            f"jit_compile: XLA runs towers on TensorFlow's threads of an operation, here {threads}:"
-            f" fewer than the {at_once} towers that the cores could compute at once. Call "
-            f"towers.logical_cpus({len(devices)}, compiled=True) {FIRST}; other threads are other "
-            "last bits.", stacklevel=3,
-        )
-    return bool(jit_compile)
+    return jit_compile
 
 
-def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
-    """Whether XLA makes the model faster on a machine without GPUs.
+def small_loops(model: keras.Model, loss: Any) -> bool:
+    """Whether XLA makes the model faster on a machine without GPUs, for sequences of one length.
 
     The loops of small recurrent layers run thousands of small operations a step, which XLA fuses.
-    It compiles again for each sequence length, so lengths must be fixed. Only Keras' layers and
-    losses are known to use no operation that XLA lacks. The devices do not matter, because
-    compiling changes the last bits.
+    It compiles again for each sequence length. Only Keras' layers and losses are known to use no
+    operation that XLA lacks. The devices do not matter, because compiling changes the last bits.
     """
     layers = all_layers(model)
     loops = [layer for layer in layers if type(layer) in _LOOPS]
-    if not loops or has_gpus() or intra_op_threads() < min(num_towers, count_cores()):
+    if not loops or has_gpus():
         return False
-    inputs = getattr(model, "inputs", None) or [tf.TensorSpec([None, None])]
     given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
     return (
         all(
@@ -95,7 +86,6 @@ def small_loops(model: keras.Model, num_towers: int, loss: Any) -> bool:
             type(v) in _LOOPS + _BESIDE_LOOPS or isinstance(v, keras.Model) and _is_keras(v)
             for v in layers
         )
-        and all(None not in value.shape[1:] for value in inputs)
         and all(map(_is_keras, given))
     )
 

@@ -12,8 +12,6 @@ import keras
 from towers.app import named
 from towers.app.models import builtin
 
-RECURRENT = ("gru", "lstm")  # on a CPU, their towers get the threads that XLA needs
-
 
 class ModelSource(NamedTuple):
     """Holds the function that makes a model, and the sizes of the task it was designed for.
@@ -47,7 +45,7 @@ _BUILT_IN = {source.name: source for source in (
     ModelSource("resnet50", builtin.resnet50, (224, 224, 3), 1000),
 )}
 NAMES = tuple(_BUILT_IN)
-_OLDER_NAMES = {f"towers.models.{name}:build_large": f"{name}_large" for name in RECURRENT}
+_OLDER_NAMES = {f"towers.models.{name}:build_large": f"{name}_large" for name in ("gru", "lstm")}
 
 
 def load(name: str) -> ModelSource:

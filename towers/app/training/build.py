@@ -13,7 +13,6 @@ from towers.app.datasets.batches import Examples, load_examples
 from towers.app.datasets.image_folder import describe_shape
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.datasets.weighting import weighed
-from towers.app.models import RECURRENT
 from towers.app.named import one_line
 from towers.app.recipe.label_smoothing import smoothed
 from towers.app.recipe.model_changes import freeze, set_dropout, take_values
@@ -136,8 +135,6 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             noise_scale=config.noise_scale,
         )
         step = make_step()
-    if jit_compile == AUTO and step.uses_xla and not devices_lib.has_gpus():
-        config = dataclasses.replace(config, jit_compile=True)  # a resumed run keeps this
     better: Mapping[str, str | None] = {"loss": "down", "accuracy": "up"}
     if custom_loss:
         _build_metrics(step, train)
@@ -203,10 +200,9 @@ def find_devices(config: TrainConfig) -> list[str]:
     threads = config.cpu_threads if device_kind(config.device) == "cpu" else None
     if threads is not None and not has_started():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
-    may_loop = config.jit_compile == AUTO and config.model in RECURRENT
     devices = gpu_devices(
         config.num_gpus, config.num_towers, each, device=config.device, name="num_gpus",
-        may_share=False, compiled=config.jit_compile is True or may_loop,
+        may_share=False,
     )
     if threads not in (None, devices_lib.intra_op_threads()):
         raise ValueError(
