@@ -1,5 +1,6 @@
 """Holds the state of a parallel model: its towers, its steps, and layers that are not built yet."""
 
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -39,6 +40,7 @@ class Towers:
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
     custom_steps: dict[str, CustomStep] = field(default_factory=dict)  # by "train", "test", ...
+    iterators: dict[str, tf.data.Iterator] = field(default_factory=dict)  # of Keras' loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
     )
@@ -47,6 +49,18 @@ class Towers:
 def towers_of(model: keras.Model) -> Towers:
     """Returns the `Towers` of a parallel model."""
     return vars(model)[STATE]  # type: ignore[no-any-return]
+
+
+def drop_iterators(model: keras.Model) -> None:
+    """Drops the iterators of Keras' loops in a thread.
+
+    The destructor of an iterator may wait for the next period of tf.data's autotuning. It is as
+    long as the iterator's life so far, and at most a minute; Keras waits for it after each epoch.
+    """
+    iterators = towers_of(model).iterators
+    held = list(iterators.values())
+    iterators.clear()
+    threading.Thread(target=held.clear, daemon=True, name="towers-drop").start()
 
 
 def parameter_device_of(model: keras.Model) -> str:
