@@ -40,7 +40,7 @@ class Towers:
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
     custom_steps: dict[str, CustomStep] = field(default_factory=dict)  # by "train", "test", ...
-    iterators: dict[str, tf.data.Iterator] = field(default_factory=dict)  # of Keras' loops
+    iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
     )
@@ -51,15 +51,13 @@ def towers_of(model: keras.Model) -> Towers:
     return vars(model)[STATE]  # type: ignore[no-any-return]
 
 
-def drop_iterators(model: keras.Model) -> None:
-    """Drops the iterators of Keras' loops in a thread.
+def drop_iterator(model: keras.Model, name: str) -> None:
+    """Drops the iterator of Keras' loop for step `name`, if there is one, in a thread.
 
     The destructor of an iterator may wait for the next period of tf.data's autotuning. It is as
     long as the iterator's life so far, and at most a minute; Keras waits for it after each epoch.
     """
-    iterators = towers_of(model).iterators
-    held = list(iterators.values())
-    iterators.clear()
+    held = [towers_of(model).iterators.pop(name, None)]  # no variable may refer to it
     threading.Thread(target=held.clear, daemon=True, name="towers-drop").start()
 
 

@@ -19,7 +19,7 @@ import tensorflow as tf
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.machine import hang, loss_internals
 from towers.parallel.model_state import (
-    build, custom_step_of, drop_iterators, parameter_device_of, step_of, towers_of,
+    build, custom_step_of, drop_iterator, parameter_device_of, step_of, towers_of,
 )
 from towers.step import TowerStep
 from towers.step.checks import check_arrays, readable
@@ -87,7 +87,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
 
     def call(data: Any) -> Any:
         if isinstance(data, tf.data.Iterator) and towers.iterators.get(name) is not data:
-            drop_iterators(model)  # the last epoch's
+            drop_iterator(model, name)  # the last epoch's
             towers.iterators[name] = data
         in_turn = functools.partial(_run_in_turn, model, name)
         with watched(join_workers(), f"a {name} step"), readable(), first_error(in_turn):

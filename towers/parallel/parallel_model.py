@@ -26,7 +26,7 @@ from towers.machine.words import plural
 from towers.parallel.fresh_copies import with_fresh_copies
 from towers.parallel.hang_timeout import HangTimeout
 from towers.parallel.model_state import (
-    STATE, Towers, drop_iterators, forget_functions, parameter_device_of, take_over, towers_of,
+    STATE, Towers, drop_iterator, forget_functions, parameter_device_of, take_over, towers_of,
 )
 from towers.parallel.model_steps import PlacedBatches, make_function, prepare_training, run_step
 from towers.parallel.noise_scale import NoiseScale
@@ -211,7 +211,7 @@ class ParallelModel(keras.Model):
         finally:
             if isinstance(self.train_function, PlacedBatches):
                 self.train_function.close()
-            drop_iterators(self)
+            drop_iterator(self, "train")
             if towers.step is not None:
                 towers.step.strategy.trust(False)
 
@@ -225,14 +225,13 @@ class ParallelModel(keras.Model):
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates like `keras.Model.evaluate`."""
         values = super().evaluate(*args, **kwargs)
-        drop_iterators(self)
+        drop_iterator(self, "test")
         towers_of(self).workers.barrier()
         return values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts like `keras.Model.predict`."""
         outputs = super().predict(*args, **kwargs)
-        drop_iterators(self)
         towers_of(self).workers.barrier()
         return outputs
 
