@@ -26,7 +26,6 @@ FLAGS = """
     ema label_smoothing class_weight dropout batch_norm freeze init_from seed precision
     deterministic nonfinite run_dir resume trust_run_dir checkpoint_every monitor monitor_mode
     callbacks early_stopping tensorboard histograms noise_scale verify_gradients profile plan export
-    export_pixels
 """.split()
 WRONG = {
     "num_gpus": [0, -1, "two", True, 100_000], "num_towers": [0, "auto", 10**9],

@@ -134,10 +134,10 @@ def test_built_in_names_and_paths_are_no_modules(run):
 
 def test_an_export_that_is_asked_for_again_is_made_again(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    saved = TrainConfig(export="served", export_pixels=True)
+    saved = TrainConfig(export="served")
     (tmp_path / "config.json").write_text(saved.to_json())
-    other = continued_config(".", {"export": "other", "export_pixels": True})
-    assert (other.export, other.export_pixels) == ("other", True)
+    other = continued_config(".", {"export": "other"})
+    assert other.export == "other"
     assert continued_config(".", {}).export is None
     script = {"resume": "auto", "run_dir": ".", "export": "served"}
     assert continued_config(".", script).export == "served"

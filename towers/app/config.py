@@ -17,7 +17,7 @@ AUTO, WARN = "auto", "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 _ON_THE_MACHINE = Role.FREE | Role.LOCAL
 # Fields of older config.json files. The device policy decides them now; results stay the same.
-_RETIRED = {"inline_towers", "pack_transfers", "prefetch_to_devices"}
+_RETIRED = {"export_pixels", "inline_towers", "pack_transfers", "prefetch_to_devices"}
 
 
 def step_epochs(schedule: str) -> list[int]:
@@ -224,9 +224,6 @@ class TrainConfig:
         "SavedModel. It gets the model at the run's end, or the model of `evaluate` or `predict`. "
         "With `resume`, a complete run is exported, too. Default: none.",
         _ON_THE_MACHINE | Role.ONCE, is_path=True)
-    export_pixels: bool = switch(False, "With `export`, the exported model takes uint8 images and "
-        "divides them by 255, as the run did. Off by default: it takes what the trained model "
-        "takes.", _ON_THE_MACHINE | Role.ONCE)
 
     named: ClassVar[frozenset[str]] = frozenset()
 

@@ -91,7 +91,7 @@ def train(
     config = objects.named_in(config)
     if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
-    export.check(config.export, config.export_pixels)
+    export.check(config.export)
     for name in ("plan", "profile"):
         if getattr(config, name):
             several_workers.check_alone(cluster, f"{name}=True")
@@ -124,8 +124,6 @@ def _run(
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers.cluster
-    if config.export_pixels:
-        export.check_pixels(run.step.model, run.divided)
     unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else ""
     data = several_workers.check_same(run)
     verification = None
@@ -190,8 +188,7 @@ def _run(
         run.workers.barrier()
         if config.export is not None and cluster.is_chief:
             for line in export.export_model(
-                model, str(begun / config.export), run.class_names, run.divided,
-                config.export_pixels,
+                model, str(begun / config.export), run.class_names, run.divided
             ):
                 out.line(line)
         return history

@@ -148,17 +148,14 @@ def test_a_model_that_the_runtime_cannot_take_is_one_line_and_the_run_is_kept(su
 
 
 def test_what_prevents_an_export_is_said_before_there_is_a_run(tmp_path, monkeypatch):
-    def refused(path, message, **values):
+    def refused(path, message):
         with pytest.raises(ValueError, match=message):
-            towers.train(config(run_dir="run", export=path, **values))
+            towers.train(config(run_dir="run", export=path))
         assert not Path("run").exists()
 
     (tmp_path / "mine.onnx").write_text("mine")
     refused("mine.onnx", r"^export \(mine.onnx\) exists already; name a new file")
     refused(".", r"^export \(.\) exists already")
-    pixels = {"export_pixels": True}
-    refused("new", "towers divided no images by 255 for this model. Leave it out", **pixels)
-    refused(None, "export_pixels=True needs `export`", **pixels)
     for name in ("onnx", "onnxruntime"):
         monkeypatch.setitem(sys.modules, name, None)  # as Python marks what cannot be imported
     refused("m.onnx", r"^export \(m.onnx\) needs onnx, onnxruntime. .* 'tf-towers\[onnx\]'$")
@@ -178,34 +175,20 @@ def write_images(directory):
         path.write_bytes(tf.io.encode_png(pixels.astype(np.uint8)).numpy())
 
 
-def test_an_export_says_what_it_takes_and_may_divide_pixels_itself(tmp_path, capsys):
+def test_an_export_says_that_it_takes_divided_images(tmp_path, capsys):
     """At a run's end, of a complete run, and of a file that is evaluated; with class names."""
     write_images(tmp_path / "images")
     towers.train(config(
         model="tests.loading:model", dataset="image_folder", data_dir="images", run_dir="run",
         epochs=1, export="plain",
     ))
-    said = capsys.readouterr().out
-    assert "it takes images divided by 255" in said
-    towers.train(TrainConfig(resume="run", export="pixels", export_pixels=True))
+    towers.train(TrainConfig(resume="run", export="again"))
     file = Path("run/final.keras")
-    evaluated = file_config(file, {"export": "model.tflite", "export_pixels": True})
-    evaluate_file(evaluated, file, Report())
-    assert capsys.readouterr().out.count("it takes uint8 images, 0 to 255, and divides them") == 2
-    for name in ("plain/classes.json", "pixels/classes.json", "model.classes.json"):
+    evaluate_file(file_config(file, {"export": "model.tflite"}), file, Report())
+    assert capsys.readouterr().out.count("it takes images divided by 255") == 3
+    for name in ("plain/classes.json", "again/classes.json", "model.classes.json"):
         assert json.loads(Path(name).read_text()) == ["dark", "light"]
-    x = np.random.default_rng(0).integers(0, 256, (3, 8, 8, 3), np.uint8)
-    expected = keras.saving.load_model(file)(x / np.float32(255))
-    for name, given in (("plain", x / np.float32(255)), ("pixels", x)):
-        np.testing.assert_allclose(by_tensorflow(name, given)[0], expected, rtol=1e-5, atol=1e-6)
-
-
-def test_each_image_among_several_inputs_is_divided():
-    parts = {"a": keras.Input((2, 2, 1), name="a"), "b": keras.Input((3,), name="b")}
-    x = layers.Concatenate()([layers.Flatten()(parts["a"]), parts["b"]])
-    model = keras.Model(parts, layers.Dense(2)(x))
-    export_model(model, "served", divided=[True, False], takes_pixels=True)
-    pixels, numbers = np.full((5, 2, 2, 1), 51, np.uint8), np.ones((5, 3), np.float32)
-    expected = model({"a": np.full(pixels.shape, 0.2, np.float32), "b": numbers})
-    (found,) = by_tensorflow("served", {"a": pixels, "b": numbers})
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
+    x = np.random.default_rng(0).random((3, 8, 8, 3), np.float32)
+    expected = keras.saving.load_model(file)(x)
+    for name in ("plain", "again"):
+        np.testing.assert_allclose(by_tensorflow(name, x)[0], expected, rtol=1e-5, atol=1e-6)

@@ -31,11 +31,9 @@ from towers.resume.run_dir import CLASSES
 _LACKED = re.compile(r"(?:TF Select|Custom) ops: ([\w, ]+)|No Op registered for (\w+)")
 
 
-def check(path: str | None, takes_pixels: bool = False) -> None:
+def check(path: str | None) -> None:
     """Raises ValueError for an export's path that exists, or whose suffix needs other packages."""
     if path is None:
-        if takes_pixels:
-            raise ValueError("export_pixels=True needs `export`, what is to take pixels.")
         return
     for file in (Path(path), _names_file(path)):
         if file.exists():
@@ -53,24 +51,14 @@ def check(path: str | None, takes_pixels: bool = False) -> None:
         )
 
 
-def check_pixels(model: keras.Model, divided: Sequence[bool]) -> None:
-    """Raises ValueError if an exported model cannot divide pixels itself, see `export_model`."""
-    reason = "" if any(divided) else "towers divided no images by 255 for this model"
-    if not getattr(model, "inputs", None):
-        reason = "only the inputs of a Sequential or functional model are known"
-    if reason:
-        raise ValueError(f"export_pixels=True: {reason}. Leave it out.")
-
-
 def export_model(
     model: keras.Model | Path, path: str, class_names: Sequence[str] = (),
-    divided: Sequence[bool] = (), takes_pixels: bool = False,
+    divided: Sequence[bool] = (),
 ) -> list[str]:
     """Writes a model, or its .keras file, with Keras' `export`; returns lines that describe it.
 
     The file or directory appears when it is complete. `divided` says for each part of x whether it
-    holds images that the model gets divided by 255. With `takes_pixels`, the exported model takes
-    uint8 images there, and divides them itself; see `check_pixels`.
+    holds images that the model gets divided by 255.
 
     Raises:
         ValueError: the file cannot be loaded, the runtime cannot take the model, or the path
@@ -84,8 +72,6 @@ def export_model(
             # Keras requires a call of a subclass. Custom code may fail: Keras then reports it.
             with suppress(Exception):
                 model(keras.Input(batch_shape=tuple(shape)))
-    if takes_pixels:
-        model = _of_pixels(model, divided)
     target, runtime = Path(path), _runtime(path)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -109,10 +95,8 @@ def export_model(
             "What was trained is as it was."
         ) from error
     lines = [labelled("Export", f"{path} holds the model as {runtime or 'a SavedModel'}{limit}")]
-    if takes_pixels:
-        lines.append(labelled("", "it takes uint8 images, 0 to 255, and divides them by 255"))
-    elif any(divided):
-        lines.append(labelled("", "it takes images divided by 255; with export_pixels, 0 to 255"))
+    if any(divided):
+        lines.append(labelled("", "it takes images divided by 255"))
     return lines
 
 
@@ -124,23 +108,6 @@ def _runtime(path: str) -> str | None:
 def _names_file(path: str) -> Path:
     """Returns the path of an export's file of class names."""
     return Path(path).with_suffix(f".{CLASSES}") if _runtime(path) else Path(path) / CLASSES
-
-
-def _of_pixels(model: keras.Model, divided: Sequence[bool]) -> keras.Model:
-    """Returns a model that divides the image parts of its input by 255, then calls `model`."""
-    given = _inputs(model)
-    inputs, x = [], []
-    for part, is_image in zip(keras.tree.flatten(given), divided, strict=True):
-        dtype = "uint8" if is_image else part.dtype
-        inputs.append(keras.Input(batch_shape=part.shape, dtype=dtype, name=part.name))
-        x.append(keras.ops.cast(inputs[-1], "float32") / 255 if is_image else inputs[-1])
-    outputs = model(keras.tree.pack_sequence_as(given, x), training=False)
-    return keras.Model(keras.tree.pack_sequence_as(given, inputs), outputs, name=model.name)
-
-
-def _inputs(model: keras.Model) -> Any:
-    """Returns a model's inputs in the structure that its call takes."""
-    return model.inputs[0] if isinstance(model, keras.Sequential) else model.input
 
 
 def _write(model: keras.Model, path: Path, runtime: str | None) -> str:
@@ -182,4 +149,5 @@ def _signature(model: keras.Model, num_examples: int | None = None) -> list[Any]
     def spec(given: Any) -> keras.InputSpec:
         return keras.InputSpec(given.dtype, (num_examples, *given.shape[1:]), name=given.name)
 
-    return [keras.tree.map_structure(spec, _inputs(model))]
+    inputs = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    return [keras.tree.map_structure(spec, inputs)]  # in the structure that the model's call takes

@@ -148,7 +148,7 @@ def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> N
     """Exports the file's model if `config.export` is set."""
     if config.export is not None:
         for line in export.export_model(
-            file, config.export, class_names(file), dataset.divided_for_model, config.export_pixels
+            file, config.export, class_names(file), dataset.divided_for_model
         ):
             out.line(line)
 
@@ -162,7 +162,7 @@ def _prepare(
         The model on towers; the data set, the number of its test examples and their global
         batches, which show the progress.
     """
-    export.check(config.export, config.export_pixels)
+    export.check(config.export)
     check_alone(join_workers(), f"{argument} ({file})")
     devices = find_devices(config)
     if ":" in config.model:  # its module may register layers
@@ -172,8 +172,6 @@ def _prepare(
     dataset = _test_data(config, model, file, argument)
     options = InputOptions(None, config.data_workers, config.data_timeout)
     examples = load_examples(dataset.test, options, dataset.restored)
-    if config.export_pixels:
-        export.check_pixels(model, dataset.divided_for_model)
     num_towers, each = config.num_towers_on(len(devices)), config.gpus_per_tower
     total = examples.num_examples
     out.line(devices_line(_HOME, place_towers(num_towers, devices[::each]), stages=each))

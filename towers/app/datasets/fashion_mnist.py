@@ -23,7 +23,7 @@ def downloaded(name: str) -> Dataset:
     except Exception as error:  # Exception if there is no network; any type for a damaged file
         raise ValueError(
             f"dataset={name}: keras.datasets.{name} cannot load it: {one_line(error)}. If an "
-            "earlier download broke off, remove it from ~/.keras/datasets. Without a network put "
-            "the files into a directory by hand, and use data_dir=DIR."
+            "earlier download broke off, remove it from ~/.keras/datasets. Without a network, "
+            "copy that directory from a machine that has the data."
         ) from None
     return of_ten_classes(name, splits)
