@@ -40,9 +40,7 @@ def gpu_devices(
     return [present[i] for i in indices]
 
 
-def _split_cpu(
-    indices: Sequence[int] | None, num_towers: int | None, gpus_per_tower: int
-) -> None:
+def _split_cpu(indices: Sequence[int] | None, num_towers: int | None, gpus_per_tower: int) -> None:
     """Makes logical CPU devices if there are too few and TensorFlow has not started."""
     cluster, cpu = join_workers(), tf.config.list_physical_devices("CPU")[0]
     divided = tf.config.get_logical_device_configuration(cpu)

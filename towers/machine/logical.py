@@ -30,10 +30,9 @@ _set_here: list[int] = []  # the intra- and inter-op threads that `logical_cpus`
 def logical_cpus(count: int, *, num_towers: int | None = None, set_threads: bool = True) -> None:
     """Splits the CPU into logical devices, /cpu:0, /cpu:1 and so on, which simulate GPUs.
 
-    It also sets TensorFlow's threads to the numbers that train.py uses, and gives each device its
-    own threads. This makes towers faster, and results bit-identical to train.py's. Numbers that you
-    have set with tf.config.threading before stay. If TensorFlow has started with `count` devices,
-    nothing changes.
+    It also gives each device as many threads as train.py does: this makes towers faster, and
+    results bit-identical to train.py's. Numbers that you have set with tf.config.threading before
+    stay. If TensorFlow has started with `count` devices, nothing changes.
 
     Args:
         count: the number of logical devices, at least 1.

@@ -30,9 +30,8 @@ NONE_SPEC: type = NoneTensorSpec
 # does not copy its body into each caller.
 KEEP_WHOLE = {"_noinline": True}
 
-# The environment variable that gives each logical CPU device its own intra-op threads, if it is
-# "true" when TensorFlow starts. XLA runs a program on these threads: with one thread for all
-# devices, compiled towers would take turns.
+# The environment variable that gives each logical CPU device its own intra-op threads, if "true".
+# XLA runs a program on them: with one thread for all devices, compiled towers would take turns.
 OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 
 # The attribute of a graph's node that names the nodes it must be placed with. TensorFlow rejects

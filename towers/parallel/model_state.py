@@ -54,8 +54,7 @@ def towers_of(model: keras.Model) -> Towers:
 def drop_iterator(model: keras.Model, name: str) -> None:
     """Drops the iterator of Keras' loop for step `name`, if there is one, in a thread.
 
-    The destructor of an iterator may wait for the next period of tf.data's autotuning. It is as
-    long as the iterator's life so far, and at most a minute; Keras waits for it after each epoch.
+    Its destructor may wait for tf.data's autotuning: for as long as it lived, at most a minute.
     """
     held = [towers_of(model).iterators.pop(name, None)]  # no variable may refer to it
     threading.Thread(target=held.clear, daemon=True, name="towers-drop").start()

@@ -147,9 +147,8 @@ def _write_csv(
 def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> None:
     """Exports the file's model if `config.export` is set."""
     if config.export is not None:
-        for line in export.export_model(
-            file, config.export, class_names(file), dataset.divided_for_model
-        ):
+        divided = dataset.divided_for_model
+        for line in export.export_model(file, config.export, class_names(file), divided):
             out.line(line)
 
 

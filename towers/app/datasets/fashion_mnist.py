@@ -12,8 +12,7 @@ def load(data_dir: str | None = None) -> Dataset:
 
     data_dir: a directory with the four IDX files; None means Keras' cache.
     """
-    name = "fashion_mnist"
-    return downloaded(name) if data_dir is None else load_directory(name, data_dir)
+    return load_directory("fashion_mnist", data_dir) if data_dir else downloaded("fashion_mnist")
 
 
 def downloaded(name: str) -> Dataset:
