@@ -303,7 +303,9 @@ model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
 parallel = towers.make_parallel(model, 2, num_towers=4)
 parallel.compile("sgd", "mse", jit_compile=True)
 x, y = np.ones((27, 6), "float32"), np.ones((27, 3), "float32")
-parallel.fit(x, y, batch_size=14, epochs=2, verbose=0)  # on two devices 4 4, 3 3; then 4 3, 3 3
+# On two devices 4 4, 3 3; then 4 3, 3 3.
+parallel.fit(x, y, batch_size=14, epochs=2, validation_data=(x, y), verbose=0)
+parallel.evaluate(x[:13], y[:13], batch_size=13, verbose=0)  # no new size
 """
 
 
@@ -312,5 +314,6 @@ def test_towers_are_compiled_once_for_each_of_two_shard_sizes(tmp_path):
     done = processes.run("-c", COMPILED, cwd=ROOT, environment=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     programs = [path.name for path in tmp_path.glob("*.before_optimizations.txt")]
-    assert sum("_inference_train_" in name for name in programs) == 2
+    for method in ("train", "test"):
+        assert sum(f"_inference_{method}_" in name for name in programs) == 2, method
     assert sum("_update_program_" in name for name in programs) == 1
