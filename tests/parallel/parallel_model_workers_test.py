@@ -111,8 +111,11 @@ def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
 
 def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_path):
     for count, killed in ((1, []), (2, ["killed"]), (2, [])):
-        for code, errors in run(count, resumed, tmp_path / str(count), *killed):
-            assert code == (-signal.SIGKILL if killed else 0), errors
+        ended = run(count, resumed, tmp_path / str(count), *killed)
+        assert not killed or any(code == -signal.SIGKILL for code, _ in ended)
+        for code, errors in ended:  # a worker may notice the other's end before its own
+            is_lost = killed and "was lost in a train step" in errors
+            assert is_lost or code == (-signal.SIGKILL if killed else 0), errors
     assert not list((tmp_path / "2" / "backup-1").glob("*"))  # the chief's alone
     digests = [path.read_text() for path in tmp_path.glob("*/*.digest")]
     assert len(digests) == 3 and len(set(digests)) == 1
