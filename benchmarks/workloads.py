@@ -84,9 +84,19 @@ def gru(units: int) -> keras.Model:
 
 def gru_workload(units: int, batch_size: int, steps: int) -> Workload:
     """Makes the workload of `gru` with Adam."""
-    return Workload(
-        lambda: gru(units), keras.optimizers.Adam, batch_size, (49, 128), 128, steps
-    )
+    return Workload(lambda: gru(units), keras.optimizers.Adam, batch_size, (49, 128), 128, steps)
+
+
+def text() -> keras.Model:
+    """Classifies texts of any length; words have the numbers 1 ... 4,999, and 0 is masked."""
+    return keras.Sequential([
+        keras.Input((None,)),
+        keras.layers.Rescaling(5000),  # the workload's data lie in [0, 1)
+        keras.layers.Embedding(5000, 64, mask_zero=True),
+        keras.layers.Bidirectional(keras.layers.LSTM(64)),
+        keras.layers.Dense(32, activation="relu"),
+        keras.layers.Dense(1, activation="sigmoid"),
+    ])
 
 
 class Block(keras.layers.Layer):
@@ -140,6 +150,7 @@ WORKLOADS = {
     "mlp41m": lambda: Workload(wide_mlp.build, slow_adam, 512, (wide_mlp.INPUTS,), 1, 20),
     "gru": lambda: gru_workload(256, 256, 24),
     "gru_small": lambda: gru_workload(128, 128, 80),
+    "text": lambda: Workload(text, keras.optimizers.Adam, 64, (80,), 1, 100),
     "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.slow_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
     "blocks": lambda: Workload(lambda: blocks(False), momentum, 8192, (512,), 1, 2),

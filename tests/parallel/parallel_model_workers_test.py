@@ -13,6 +13,7 @@ from pathlib import Path
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import towers
 from tests.parallel.pairs import Own
@@ -94,6 +95,18 @@ def own_step(out):
     compiled(model).fit(*data(), batch_size=16, verbose=0)
 
 
+class Repeats(keras.Sequential):
+    """A model whose step gathers more rows than a shard has."""
+
+    def train_step(self, data):
+        towers.gather(tf.repeat(data[0], 2, axis=0))
+        return super().train_step(data)
+
+
+def repeats(out):
+    compiled(Repeats(make().layers)).fit(*data(), batch_size=16, verbose=0)
+
+
 def run(count, function, out, *more, timeout=300):
     """(exit code, stderr) of each of the workers."""
     out.mkdir(exist_ok=True)
@@ -124,6 +137,7 @@ def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_
 @pytest.mark.parametrize("what, said", [
     (other_shuffle, "ValueError: the workers have different global batches in a train step. Give "),
     (own_step, "differs from the chief in variable 0 kernel ("),
+    (repeats, "towers.gather, parallel_model_workers_test.py:"),
     (late, "2 workers, but TensorFlow has started before this process joined them: a model's "
            "variables start it, too. Call towers.join_workers()"),
     (other_model, "differs from the chief in variable 0 kernel ("),

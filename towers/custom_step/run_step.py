@@ -107,11 +107,7 @@ class _Run:
         self, trace: Trace, data: Any, num_towers: int, exchange: Exchange, devices: Sequence[str],
         parameter_device: str, policy: Policy,
     ) -> None:
-        """
-        Args:
-            devices: the device of each of this worker's towers.
-            parameter_device: the device that holds the variables.
-        """
+        """devices: one for each of this worker's towers. parameter_device: holds the variables."""
         self._trace, self._exchange, self._devices = trace, exchange, devices
         self._device, self._policy = parameter_device, policy
         with tf.name_scope(structures.SPLIT), tf.device(devices_lib.HOST):
@@ -196,10 +192,13 @@ class _Run:
             rows = [structures.packed(collective.spec, iter(v)) for v in values]
             text = f"towers.gather, {collective.line}: {GATHERED}"
             # On the parameter device: an error of another device would lose its beginning.
-            for t, own in zip(self._exchange.local_towers, rows, strict=True):
-                expected = tf.maximum(self._shards[t].size, 1)
-                tf.debugging.assert_equal(sharding.batch_size([own]), expected, text)
-            return structures.components([self._exchange.rows(rows, self._shards)])
+            assertions = [
+                tf.debugging.assert_equal(
+                    sharding.batch_size([own]), tf.maximum(self._shards[t].size, 1), text
+                ) for t, own in zip(self._exchange.local_towers, rows, strict=True)
+            ]
+            with tf.control_dependencies(assertions):
+                return structures.components([self._exchange.rows(rows, self._shards)])
 
     def _assign(self, assigned: Sequence[tuple[keras.Variable, tf.Tensor]]) -> None:
         for variable, value in assigned:

@@ -72,12 +72,10 @@ class Trace:
         """Returns the collectives that end a level, all sums as one: an exchange takes time."""
         found = [each for each in self.collectives.events if each.level == level]
         sums = [each for each in found if each.how == "sum"]
-        if len(sums) > 1:
-            inputs = [v for each in sums for v in each.inputs]
-            outputs = [v for each in sums for v in each.outputs]
-            joined = sums[0]._replace(inputs=inputs, outputs=outputs)
-            return [joined, *(each for each in found if each.how != "sum")]
-        return found
+        inputs = [v for each in sums for v in each.inputs]
+        outputs = [v for each in sums for v in each.outputs]
+        joined = [each._replace(inputs=inputs, outputs=outputs) for each in sums[:1]]
+        return [*joined, *(each for each in found if each.how != "sum")]
 
     @property
     def captured(self) -> dict[str, tf.Tensor]:

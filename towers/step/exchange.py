@@ -29,7 +29,7 @@ from towers.workers.cluster import Cluster
 from towers.workers.watch import ANOTHER_BATCH
 from towers.workers.worker_collectives import WorkerCollectives
 
-_WIDTHS = "the workers' rows have different shapes"
+_WIDTHS = "the workers' rows have different shapes: pad them to one shape"
 
 
 def towers_of(worker: int, num_workers: int, num_towers: int) -> range:

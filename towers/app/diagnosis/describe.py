@@ -23,6 +23,7 @@ from towers.machine.devices import (
 from towers.machine.logical import shared_gpus
 from towers.machine.words import counted
 from towers.step.sharding import shard_sizes
+from towers.step.xla import FIXED_SHAPES
 
 
 def describe(run: Run, out: Report, what: str) -> None:
@@ -45,7 +46,8 @@ def describe(run: Run, out: Report, what: str) -> None:
     notes = [
         not has_gpus() and "no GPU here: towers run on logical CPU devices",
         is_rehearsal() and f"{REHEARSAL}=1: they follow the policy of GPUs",
-        step.uses_xla and "XLA compiles the towers",
+        step.uses_xla is True and "XLA compiles the towers",
+        step.uses_xla == FIXED_SHAPES and "XLA compiles the towers for sequences of one length",
         is_gpu(step.tower_devices[0]) and shared_gpus(),
     ]
     lines += [labelled("", note) for note in notes if note]

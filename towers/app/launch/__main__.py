@@ -26,9 +26,8 @@ def define_flags() -> None:
     flags.DEFINE_integer("gpus_per_worker", None, "GPUs that each worker sees, out of those in "
                          "CUDA_VISIBLE_DEVICES or of all. Default: every worker sees all of them.",
                          1)
-    flags.DEFINE_integer("max_restarts", 3, "How often the run continues after a worker was lost, "
-                         "each time without this worker. The default outlives bad luck, but not "
-                         "a fault that comes back.", 0)
+    flags.DEFINE_integer("max_restarts", 3, "How often the run continues after a worker was lost. "
+                         "The default outlives bad luck, but not a fault that comes back.", 0)
     flags.DEFINE_integer("min_workers", 1, "If fewer workers than this are left, the launcher ends "
                          "with exit code 3.")
     flags.DEFINE_float("rejoin_after", 600.0, "Seconds after which a lost worker joins again, at "
