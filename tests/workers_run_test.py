@@ -67,11 +67,16 @@ def _mount(tmp_path_factory):
     skip_where_nothing_can_be_mounted(tmp_path_factory.mktemp("mount"))
 
 
-@pytest.fixture(name="alone", scope="module")
-def _alone(tmp_path_factory):
+@pytest.fixture(name="run_alone", scope="module")
+def _run_alone(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("alone") / "run"
     finish(train(1, run_dir))
-    return bits(run_dir)
+    return run_dir
+
+
+@pytest.fixture(name="alone", scope="module")
+def _alone(run_alone):
+    return bits(run_alone)
 
 
 @pytest.mark.telling("3-0-3")
@@ -179,6 +184,22 @@ def test_a_worker_that_would_train_something_else_is_refused(command, flags, dif
         assert "error: worker 1 (127.0.0.1:" in errors
         assert all(said in errors for said in differ), errors
     assert not list((tmp_path / "run").glob("checkpoints/epoch*"))
+
+
+def test_workers_evaluate_predict_and_export_what_one_process_does(run_alone, tmp_path):
+    """The run's directory names 4 towers; batches of 8, 8 and 4 examples."""
+    results = {}
+    for count in (1, 2):
+        outputs = tmp_path / f"{count}.npz"
+        finish(workers.start_all(count, "train.py", f"--predict={run_alone}", f"--out={outputs}"))
+        export = f"--export={tmp_path / str(count)}"
+        (_, said, _), *others = finish(
+            workers.start_all(count, "train.py", f"--evaluate={run_alone}", export))
+        (line,) = [line for line in said.splitlines() if line.startswith("Evaluate")]
+        results[count] = (line.split("|")[0], outputs.read_bytes())
+        assert (tmp_path / str(count) / "saved_model.pb").is_file()
+        assert all(said.count("\n") == 1 for _, said, _ in others)  # the chief has the result
+    assert results[1] == results[2]
 
 
 def launch(run_dir, hold, *flags):

@@ -198,8 +198,10 @@ def test_a_signal_waits_for_the_end_of_a_step_and_the_run_is_saved(run, loop_of,
 class Agreement:
     """The workers' agreement; a signal comes to this worker in the middle of the first."""
 
-    def __init__(self, workers, pending):
-        self.cluster, self._pending, self._calls = workers.cluster, pending, 0
+    is_chief = True
+
+    def __init__(self, pending):
+        self._pending, self._calls = pending, 0
 
     def all_reduce_max(self, *values):
         self._calls += 1
@@ -213,7 +215,7 @@ class Agreement:
 
 def test_a_signal_that_comes_while_workers_agree_is_obeyed_when_all_know_of_it(run, loop_of):
     pending, state = Pending(), TrainState()
-    agreeing = run._replace(workers=Agreement(run.workers, pending))
+    agreeing = run._replace(workers=Agreement(pending))
     with pytest.raises(StopRequested):
         loop_of(agreeing, state=state, pending=pending)[0].train()
     assert (state.step, pending.number) == (2, 15)

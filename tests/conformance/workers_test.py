@@ -37,7 +37,7 @@ def main(out, num_towers, *names):
     towers.logical_cpus(8, num_towers=int(num_towers))
     found = {name: run() for name, run in kinds(int(num_towers)).items() if name in names}
     Path(out, f"worker-{cluster.index}.json").write_text(json.dumps(found))
-    workers.Workers(cluster).barrier()
+    cluster.barrier()
 
 
 def kinds(num_towers):

@@ -13,7 +13,6 @@ import pytest
 from towers.resume import checkpointer as module, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
-from towers.workers.cluster import ALONE, Cluster
 from towers.workers.workers import Workers
 
 STATE = {"fit": {"batch_size": 4}}
@@ -38,7 +37,7 @@ def _directory(tmp_path):
 
 
 def checkpointer(directory, variables=(), *callbacks, workers=None, warn=pytest.fail, **options):
-    made = Checkpointer(directory, workers or Workers(ALONE), warn, **options)
+    made = Checkpointer(directory, workers or Workers(), warn, **options)
     made.hold(lambda: {"model": list(variables)}, callbacks, STATE)
     return made
 
@@ -122,15 +121,16 @@ def test_a_finish_that_cannot_be_noted_is_a_warning(directory):
 class Wire:
     """The chief's `Workers` until `turn`, then worker 1's, which hears what the chief told."""
 
+    num_workers, is_chief = 2, True
+
     def __init__(self):
-        self.cluster = Cluster(("a:1", "b:1"), 0)
         self.told = []
 
     def turn(self):
-        self.cluster = Cluster(("a:1", "b:1"), 1)
+        self.is_chief = False
 
     def broadcast(self, data):
-        if self.cluster.is_chief:
+        if self.is_chief:
             self.told.append(data)
             return data
         return self.told.pop(0)

@@ -20,7 +20,6 @@ from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.checkpoints import ARRAYS, MANIFEST, Checkpoint, DamagedError
 from towers.resume.train_state import TrainState
-from towers.workers.cluster import ALONE
 from towers.workers.workers import Workers
 
 
@@ -144,7 +143,7 @@ class Saver:
 
     def __init__(self, folder, variable=0.0, value=None):
         self.said = []
-        self._saver = Checkpointer(folder.parent, Workers(ALONE), self.said.append)
+        self._saver = Checkpointer(folder.parent, Workers(), self.said.append)
         variables = {"model": [keras.Variable([variable], name="kernel")]}
         self._saver.hold(lambda: variables, (), {"value": value})
 

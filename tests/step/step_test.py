@@ -206,5 +206,8 @@ def test_a_models_digest_begins_the_sha256_of_its_weights():
     model.layers[0].seed_generator.next()
     expected = hashlib.sha256(np.array([1.0, 2.0, 3.0], "<f4").tobytes()).hexdigest()
     assert towers.digest(model) == expected[:8]
+    never_called = keras.Model()  # like a GAN, which calls its parts only
+    never_called.part = model
+    assert not never_called.built and towers.digest(never_called) == expected[:8]
     with pytest.raises(ValueError, match="is not built"):
         towers.digest(keras.Sequential([L.Dense(1)]))

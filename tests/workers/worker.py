@@ -6,8 +6,11 @@ import os
 import sys
 import time
 
+import keras
+import numpy as np
 import tensorflow as tf
 
+import towers
 from towers.machine import tensorflow_internals
 from towers.machine.logical import logical_cpus
 from towers.workers import watch, workers
@@ -39,7 +42,7 @@ def collectives(cluster):
 
 def between_steps(cluster):
     """Prints what workers tell each other."""
-    told = workers.Workers(cluster)
+    told = cluster
     data = b"\xff" * cluster.index + bytes([cluster.index])
     say({
         "all_reduce_max": [
@@ -53,7 +56,7 @@ def between_steps(cluster):
 def steps(cluster):
     """Meets the others again and again; prints "begun" once."""
     watch.set_timeout(float(os.environ.get("TIMEOUT", "60")))
-    told = workers.Workers(cluster)
+    told = cluster
     for count in range(10**9):
         told.all_reduce_max(0)
         if count == 20:
@@ -63,7 +66,7 @@ def steps(cluster):
 
 def differ(cluster):
     """Each worker says something else of itself."""
-    told = workers.Workers(cluster)
+    told = cluster
     told.check_same({"seed": 1})
     try:
         told.check_same({"seed": 1, "index": cluster.index, **{c: cluster.index for c in "abc"}})
@@ -71,9 +74,21 @@ def differ(cluster):
         say(str(error))
 
 
+def loop(cluster):
+    """Worker 1 wants to end its custom loop after 3 steps; prints the steps and the weights."""
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    step, stop = towers.TowerStep(model, "adam", "mse", num_towers=2), 0
+    while not stop:
+        step(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+        wants_to_stop = cluster.index == 1 and int(step.optimizer.iterations) == 3
+        (stop,) = cluster.all_reduce_max(int(wants_to_stop))
+    say([int(step.optimizer.iterations), towers.digest(model)])
+
+
 def part(cluster):
     """Worker 0 comes a second late; prints when it came, and when the other had parted."""
-    told = workers.Workers(cluster)
+    told = cluster
     told.all_reduce_max(0)
     if cluster.index == 0:
         time.sleep(1)
@@ -85,7 +100,7 @@ def part(cluster):
 
 def part_once(cluster):
     """Worker 1 comes to the first of the two meetings alone."""
-    told = workers.Workers(cluster)
+    told = cluster
     if cluster.index == 1:
         told.all_reduce_max(0)
         os._exit(0)
@@ -105,7 +120,7 @@ def sleep_for_long():
 def hang_between_steps(cluster, sleep=sleep_for_long):
     """Worker 1 does not come to a step; its threads run."""
     watch.set_timeout(1.0)
-    told = workers.Workers(cluster)
+    told = cluster
     told.all_reduce_max(0)
     say("begun")
     if cluster.index == 1:
@@ -119,7 +134,7 @@ def pause(cluster):
     At last it is at work, and waited for.
     """
     watch.set_timeout(2.0)
-    told = workers.Workers(cluster)
+    told = cluster
     told.all_gather(b"")
     if cluster.index == 1:
         time.sleep(6)  # as if it read its data: nothing has been trained yet
@@ -143,7 +158,7 @@ def main(what):
     try:
         cluster = workers.join_workers()
         what(cluster)
-        workers.Workers(cluster).barrier()
+        cluster.barrier()
     except LostWorkerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         os._exit(LOST_WORKER)

@@ -28,7 +28,7 @@ def test_workers_tell_each_other_flags_and_bytes():
 
 
 def test_who_is_alone_hears_itself():
-    told = workers.Workers(ALONE)
+    told = workers.Workers()
     assert told.all_reduce_max(3, 0) == (3, 0)
     told.check_same({"seed": 1})
     told.barrier()
@@ -42,6 +42,12 @@ def test_what_differs_from_the_chief_is_told_everywhere():
             r"worker 1 \(127.0.0.1:\d+\) differs from the chief in index \(1, the chief's is 0\), "
             r"a \(1, the chief's is 0\), b \(1, the chief's is 0\) and 1 more. All workers must be "
             r"given the same.", json.loads(said))
+
+
+def test_a_custom_loop_ends_at_the_same_step_everywhere():
+    (code, said, errors), (other, also, _) = started.run_all(2, *WORKER, "loop")
+    assert (code, other) == (0, 0), errors
+    assert said == also and json.loads(said)[0] == 3
 
 
 def test_who_parts_waits_for_the_others():

@@ -71,13 +71,17 @@ def run_without_training(config: TrainConfig) -> None:
     environment.check()  # before the imports below, which start TensorFlow
     from towers.app.after_training.predicting import evaluate_file, predict_file
     from towers.app.diagnosis.describe import device_report
-    from towers.app.reporting.report import Report
+    from towers.app.reporting.report import Report, report_of
+    from towers.workers.workers import join_workers
 
-    with closing(Report()) as out, out.show_warnings():
-        if flags.FLAGS.devices:
+    if flags.FLAGS.devices:
+        with closing(Report()) as out, out.show_warnings():
             for line in device_report(config):
                 out.line(line)
-        elif flags.FLAGS.evaluate:
+        return
+    report = report_of(join_workers(), "the chief shows the result")
+    with closing(report) as out, out.show_warnings():
+        if flags.FLAGS.evaluate:
             evaluate_file(config, _model_file(), out)
         else:
             predict_file(config, _model_file(), os.path.expanduser(str(flags.FLAGS.out)), out)

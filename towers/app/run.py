@@ -101,7 +101,8 @@ def train(
     with ExitStack() as stack:
         stack.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
         keras.config.set_dtype_policy(config.precision)
-        out = stack.enter_context(closing(report.report_of(cluster)))
+        lines = f"its lines go to {several_workers.log_name(cluster)} in the run's directory"
+        out = stack.enter_context(closing(report.report_of(cluster, lines)))
         if captured is not None:
             stack.enter_context(out.show_warnings())
         url = config.run_dir if cluster.is_chief and not config.plan else None
@@ -123,7 +124,7 @@ def _run(
     captured: CapturedStderr | None, mirror: Mirror | None,
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
-    config, cluster = run.config, run.workers.cluster
+    config, cluster = run.config, run.workers
     unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else ""
     data = several_workers.check_same(run)
     verification = None
@@ -199,7 +200,7 @@ def _train(
     callbacks: Sequence[keras.callbacks.Callback], checkpointer: Checkpointer,
 ) -> None:
     """Trains the remaining epochs and writes final.keras; `words` returns a command to resume."""
-    config, cluster, directory = run.config, run.workers.cluster, checkpointer.directory
+    config, cluster, directory = run.config, run.workers, checkpointer.directory
     files = RunFiles(run, directory, state, out.warn)
     writers: list[keras.callbacks.Callback] = [files] if cluster.is_chief else []
     if cluster.is_chief and config.tensorboard:

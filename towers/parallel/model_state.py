@@ -35,7 +35,7 @@ class Towers:
     strategy: str = "parameter_server"
     gpus_per_tower: int = 1
     stages: Sequence[str] | None = None
-    workers: Workers = field(default_factory=lambda: Workers(join_workers()))
+    workers: Workers = field(default_factory=join_workers)
     jit_compile: str = COMPILED  # or "auto"; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on

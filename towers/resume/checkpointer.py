@@ -49,7 +49,7 @@ class Checkpointer:
         mirror: uploads the directory if it is the local copy of a remote one.
         """
         self.directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
-        self._workers, self._is_chief = workers, workers.cluster.is_chief
+        self._workers, self._is_chief = workers, workers.is_chief
         self.warn, self._every, self._argument = warn, every, argument
         self._mirror = mirror
         self._thread: threading.Thread | None = None  # writes a checkpoint, then removes old ones
@@ -67,7 +67,7 @@ class Checkpointer:
             if (self.directory / run_dir.FINAL).is_file():
                 with suppress(OSError, ValueError):
                     self.finished_step = int((self._checkpoints / run_dir.COMPLETE).read_text())
-        if self._workers.cluster.num_workers > 1:
+        if self._workers.num_workers > 1:
             self._share()
         return self.found
 

@@ -53,8 +53,8 @@ def resumed_fit(
     identity: settings of the towers, as plain values, that must not differ in a resumed fit.
     prepare: creates all variables for a batch's specs; returns those that Keras may not list.
     """
-    workers = Workers(join_workers())
-    is_chief = workers.cluster.is_chief  # other workers may not see its disk
+    workers = join_workers()
+    is_chief = workers.is_chief  # other workers may not see its disk
     given = keras.tree.flatten(arguments["callbacks"])
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
         raise ValueError(

@@ -18,7 +18,6 @@ from towers.machine.user_lines import line_of
 from towers.step.sharding import Placed, shard_sizes
 from towers.step.state import variable_digest
 from towers.step.structures import is_composite
-from towers.workers.cluster import Cluster
 from towers.workers.workers import Workers
 
 
@@ -53,11 +52,11 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
 
 
 def check_agreement(
-    cluster: Cluster, variables: Sequence[Any], settings: Mapping[str, object]
+    cluster: Workers, variables: Sequence[Any], settings: Mapping[str, object]
 ) -> None:
     """Raises ValueError if workers differ in versions, settings or the values of variables."""
     if cluster.num_workers > 1:
-        Workers(cluster).check_same({
+        cluster.check_same({
             "towers' version": __version__, "TensorFlow's version": tf.__version__,
             "Keras' version": keras.__version__, **settings,
             **{

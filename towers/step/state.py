@@ -59,12 +59,13 @@ def digest(model: keras.Model) -> str:
     random numbers and metrics do not count.
 
     Args:
-        model: a built model.
+        model: a model with weights. A model that has only trained by its own `train_step` counts
+            as not built in Keras, and has weights all the same.
 
     Raises:
-        ValueError: the model is not built, so it has no weights yet.
+        ValueError: the model has no weights yet, because it is not built.
     """
-    if not model.built:
+    if not model.built and not model.weights:
         raise ValueError(f"model ({model.name}) is not built. Call it on a batch, or `build` it.")
     found = hashlib.sha256()
     for weight in model.weights:

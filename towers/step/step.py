@@ -40,8 +40,7 @@ from towers.step.structures import Structure
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.transfers import transfer
 from towers.step.xla import uses_xla
-from towers.workers.cluster import Cluster
-from towers.workers.workers import join_workers
+from towers.workers.workers import Workers, join_workers
 
 
 class Computed(NamedTuple):
@@ -65,7 +64,7 @@ class Step:
         num_towers: int | None = None, batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
-        policy: Policy | None = None, cluster: Cluster | None = None, noise_scale: bool = False,
+        policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
     ) -> None:
         """
         Args:

@@ -5,7 +5,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 
 import numpy as np
@@ -22,7 +22,7 @@ _MOST_LISTED = 3
 
 
 @functools.cache
-def join_workers() -> Cluster:
+def join_workers() -> "Workers":
     """Makes this process one of the workers that TF_CONFIG or Slurm names.
 
     Call it before anything else uses TensorFlow, which listens at the worker's address from its
@@ -30,8 +30,9 @@ def join_workers() -> Cluster:
     `logical_cpus` call this function, too.
 
     Returns:
-        The cluster, with `num_workers`, this worker's `index` from 0, and `is_chief`, which is true
-        for worker 0. Without other workers these are 1, 0 and True.
+        The workers, with `num_workers`, this worker's `index` from 0, and `is_chief`, which is true
+        for worker 0. Without other workers these are 1, 0 and True. A custom loop uses their
+        `all_reduce_max` to stop at the same step everywhere, and ends with their `barrier`.
 
     Raises:
         ValueError: the environment is wrong, TensorFlow has started already, or the port is taken.
@@ -58,32 +59,40 @@ def join_workers() -> Cluster:
                     f"for {host}."
                 ) from None
         start_collectives(cluster.addresses, cluster.index)
-    return cluster
+    return Workers(cluster.addresses, cluster.index)
 
 
-class Workers:
+class Workers(Cluster):
     """Exchanges bytes and numbers between steps. Every worker makes the same calls."""
 
-    def __init__(self, cluster: Cluster) -> None:
-        self.cluster = cluster
-        self._is_alone = cluster.num_workers == 1
-        if not self._is_alone:
-            self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
-            self._largest = tf.function(
-                lambda row: tf.reduce_max(self._collectives.all_gather(row), 0), autograph=False
-            )
-            self._partings = WorkerCollectives(cluster.num_workers, cluster.index)
+    @functools.cached_property
+    def _collectives(self) -> WorkerCollectives:
+        return WorkerCollectives(self.num_workers, self.index)
+
+    @functools.cached_property
+    def _partings(self) -> WorkerCollectives:
+        return WorkerCollectives(self.num_workers, self.index)
+
+    @functools.cached_property
+    def _largest(self) -> Callable[[tf.Tensor], tf.Tensor]:
+        gather = self._collectives.all_gather
+        return tf.function(lambda row: tf.reduce_max(gather(row), 0), autograph=False)
 
     def all_reduce_max(self, *values: int) -> tuple[int, ...]:
-        """Returns the largest value of all workers, for each value (from 0 to 2^31 - 1)."""
-        if self._is_alone:
+        """Returns the largest value of all workers, for each value (from 0 to 2^31 - 1).
+
+        ```python
+        (stop,) = workers.all_reduce_max(int(time.time() > end))  # nonzero if one worker says so
+        ```
+        """
+        if self.num_workers == 1:
             return values
-        with watched(self.cluster, "the end of a step"), tf.device(HOST):
+        with watched(self, "the end of a step"), tf.device(HOST):
             return tuple(self._largest(tf.constant(values)).numpy().tolist())
 
     def check_same(self, what: Mapping[str, object]) -> None:
         """Raises ValueError, in every worker, if a worker's JSON values differ from the chief's."""
-        if self._is_alone:
+        if self.num_workers == 1:
             return
         chiefs, *others = map(json.loads, self.all_gather(json.dumps(what).encode()))
         for worker, theirs in enumerate(others, start=1):
@@ -96,31 +105,31 @@ class Workers:
                 more = f" and {len(differ) - _MOST_LISTED} more" if differ[_MOST_LISTED:] else ""
                 self.barrier()
                 raise ValueError(
-                    f"worker {worker} ({self.cluster.addresses[worker]}) differs from the chief in "
+                    f"worker {worker} ({self.addresses[worker]}) differs from the chief in "
                     f"{listed}{more}. All workers must be given the same."
                 )
 
     def all_gather(self, data: bytes) -> list[bytes]:
         """Returns the bytes of every worker, in worker order."""
-        if self._is_alone:
+        if self.num_workers == 1:
             return [data]
-        with watched(self.cluster, START), tf.device(HOST):
+        with watched(self, START), tf.device(HOST):
             sizes = self._collectives.all_gather(tf.constant(len(data), tf.int64)).numpy()
             rows = self._collectives.all_gather(_words(data, max(sizes))).numpy()
         return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
 
     def broadcast(self, data: bytes) -> bytes:
         """Returns the chief's bytes in every worker."""
-        if self._is_alone:
+        if self.num_workers == 1:
             return data
-        with watched(self.cluster, START), tf.device(HOST):
+        with watched(self, START), tf.device(HOST):
             size = int(self._collectives.broadcast(tf.constant(len(data), tf.int64)).numpy())
-            words = _words(data if self.cluster.is_chief else b"", size)
+            words = _words(data if self.is_chief else b"", size)
             return self._collectives.broadcast(words).numpy().tobytes()[:size]
 
     def barrier(self) -> None:
         """Waits until this worker may end or continue: the others have received its data."""
-        if self._is_alone:
+        if self.num_workers == 1:
             return
         # An operation is done when its last message is under way, which an ending process may lose.
         # So workers meet twice: whoever begins the second meeting, which may fail, ended the first.
@@ -134,7 +143,7 @@ class Workers:
         second.start()
         until = time.monotonic() + watch.timeout()
         while second.is_alive() and time.monotonic() < until:
-            if watch.silent(self.cluster, tf.errors.UnavailableError):
+            if watch.silent(self, tf.errors.UnavailableError):
                 break  # it has ended
             second.join(0.5)
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 import towers
 from tests.app.datasets import pixels_test
 from tests.app.run_test import small_data
-from towers.app.after_training import predicting
 from towers.app.after_training.model_files import class_names, file_config, find_file
 from towers.app.after_training.predicting import evaluate_file, predict_file, write_predictions
 from towers.app.config import TrainConfig
@@ -158,7 +157,7 @@ def test_uint8_images_are_divided_as_in_training_and_that_is_said(out, tmp_path)
     assert f"          {pixels_test.SAID}\n" in out.text()
 
 
-def test_what_cannot_be_evaluated_says_why(file, out, tmp_path, monkeypatch):
+def test_what_cannot_be_evaluated_says_why(file, out, tmp_path):
     keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)]).save(tmp_path / "m.keras")
     numbers = {"dataset": "tests.app.after_training.predicting_test:numbers"}
     for path, values, words in (
@@ -167,10 +166,6 @@ def test_what_cannot_be_evaluated_says_why(file, out, tmp_path, monkeypatch):
     ):
         with pytest.raises(ValueError, match=rf"^evaluate \(.*\):? {words}"):
             evaluate_file(config(**values), path, out)
-    workers = type("Workers", (), {"num_workers": 2})
-    monkeypatch.setattr(predicting, "join_workers", lambda: workers)
-    with pytest.raises(ValueError, match=r"^evaluate \(.*\) works with one worker"):
-        evaluate_file(config(), file, out)
 
 
 def test_npz_holds_each_output_by_name(tmp_path):

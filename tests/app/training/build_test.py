@@ -171,10 +171,10 @@ def test_what_works_with_one_worker_is_refused_for_several():
 
 
 def test_the_other_workers_say_where_their_lines_go_and_nothing_else(capsys):
-    out = report_of(OTHER)
+    out = report_of(OTHER, "its lines go to a file")
     out.line("never seen")
     assert capsys.readouterr().out == (
-        "worker 1 of 2, at b:1: its lines go to log-1.txt in the run's directory\n"
+        "worker 1 of 2, at b:1: its lines go to a file\n"
     )
 
 

@@ -23,13 +23,14 @@ from towers.app.datasets.pixels import scale_for_model
 from towers.app.models import load_file
 from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
 from towers.app.training.build import find_devices
-from towers.app.training.several_workers import check_alone
 from towers.app.training.task import PYTHON, load_either
 from towers.machine.devices import place_towers
 from towers.machine.words import counted
 from towers.parallel.parallel_model import parallel_on
 from towers.resume.run_dir import write_atomically
 from towers.resume.source import InputOptions
+from towers.step.exchange import towers_of
+from towers.workers import watch
 from towers.workers.workers import join_workers
 
 _LARGEST_DEVIATION = 1e-2  # probabilities add up to 1 up to this error: bfloat16's rounding
@@ -79,7 +80,9 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
         names = [f"output_{i}" for i in range(len(outputs))]
     if len(outputs) == 1:
         names = ["predictions"]
-    write_predictions(path, dict(zip(names, outputs, strict=True)), dataset.test_names, classes)
+    if join_workers().is_chief:
+        values = dict(zip(names, outputs, strict=True))
+        write_predictions(path, values, dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
     _export(config, file, dataset, out)
 
@@ -145,11 +148,12 @@ def _write_csv(
 
 
 def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> None:
-    """Exports the file's model if `config.export` is set."""
-    if config.export is not None:
+    """Exports the file's model if `config.export` is set; then all workers may end."""
+    if config.export is not None and join_workers().is_chief:
         divided = dataset.divided_for_model
         for line in export.export_model(file, config.export, class_names(file), divided):
             out.line(line)
+    join_workers().barrier()
 
 
 def _prepare(
@@ -162,8 +166,9 @@ def _prepare(
         batches, which show the progress.
     """
     export.check(config.export)
-    check_alone(join_workers(), f"{argument} ({file})")
-    devices = find_devices(config)
+    workers, devices = join_workers(), find_devices(config)
+    watch.set_timeout(config.worker_timeout)
+    keras.utils.set_random_seed(config.seed)  # the layers' random generators are not in the file
     if ":" in config.model:  # its module may register layers
         named.import_module(config.model, "model")
     with tf.device(_HOME):
@@ -171,9 +176,11 @@ def _prepare(
     dataset = _test_data(config, model, file, argument)
     options = InputOptions(None, config.data_workers, config.data_timeout)
     examples = load_examples(dataset.test, options, dataset.restored)
-    num_towers, each = config.num_towers_on(len(devices)), config.gpus_per_tower
-    total = examples.num_examples
-    out.line(devices_line(_HOME, place_towers(num_towers, devices[::each]), stages=each))
+    num_devices, each = len(devices) * workers.num_workers, config.gpus_per_tower
+    num_towers, total = config.num_towers_on(num_devices), examples.num_examples
+    local = towers_of(workers.index, workers.num_workers, num_towers)
+    places = place_towers(len(local), devices[::each])
+    out.line(devices_line(_HOME, places, local.start, stages=each))
     out.line(labelled("Model", f"{file}, {model.count_params():,} parameters"))
     out.line(labelled("Data", f"{config.dataset}: {total:,} test"))
     for note in dataset.notes:
@@ -183,7 +190,7 @@ def _prepare(
     parallel = parallel_on(
         model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names
     )
-    size = config.global_batch_size(len(devices))
+    size = config.global_batch_size(num_devices)
 
     def batches() -> Iterator[Any]:
         for step, batch in enumerate(ordered_batches(examples, size), 1):

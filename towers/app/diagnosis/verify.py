@@ -15,7 +15,7 @@ from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
 from towers.step import TowerStep
 from towers.step.gathering import synchronized_layers
-from towers.workers.cluster import ALONE
+from towers.workers.workers import Workers
 
 # Rounding errors to expect, by the dtype that matmuls and convolutions multiply in, coarsest last.
 # One operation rounds by 2^-53, 2^-24, 2^-11, 2^-11 or 2^-8 (IEEE 754; TF32: NVIDIA's A100
@@ -78,7 +78,7 @@ def verify_gradients(
     model = step.model
     one_tower = TowerStep(
         model, "sgd", loss, loss_weights=loss_weights, devices=step.devices[:1], num_towers=1,
-        policy=step.policy, cluster=ALONE, jit_compile=step.uses_xla,
+        policy=step.policy, cluster=Workers(), jit_compile=step.uses_xla,
     )
     with noise_left_out(), in_float32(model):
         averaged, expected = (

@@ -18,7 +18,6 @@ from rich.live import Live
 from towers.app.command_line import train_command
 from towers.app.config import TrainConfig
 from towers.app.training.build import Run
-from towers.app.training.several_workers import log_name
 from towers.app.training.task import is_python
 from towers.machine import hang, places
 from towers.machine.devices import placement
@@ -174,13 +173,13 @@ class Report:
             self._stream = self._console = self._live = None
 
 
-def report_of(cluster: Cluster) -> Report:
-    """Returns the chief's report on the terminal, or a report that writes only a worker's log."""
+def report_of(cluster: Cluster, others: str) -> Report:
+    """Returns the chief's report on the terminal; `others` says where another worker's lines go."""
     if cluster.is_chief:
         return Report()
     print(
         f"worker {cluster.index} of {cluster.num_workers}, at {cluster.addresses[cluster.index]}: "
-        f"its lines go to {log_name(cluster)} in the run's directory",
+        f"{others}",
         flush=True,
     )
     return Report(open(os.devnull, "w", encoding="utf-8"))

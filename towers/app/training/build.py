@@ -155,7 +155,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     )
     return Run(
         config=resolved, step=step, train=train, test=test, batch_size=batch_size,
-        steps_an_epoch=steps, workers=Workers(step.cluster), make_step=make_step,
+        steps_an_epoch=steps, workers=step.cluster, make_step=make_step,
         metrics=list(better), columns=columns, monitor=monitor, custom_loss=custom_loss,
         first_iteration=int(step.optimizer.iterations), notes=list(filter(None, notes)),
         class_names=dataset.class_names, divided=dataset.divided_for_model,

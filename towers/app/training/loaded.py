@@ -39,7 +39,7 @@ def load_newest(
     }
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume, directory = run.config.resume is not None, checkpointer.directory
-    if resume and run.workers.cluster.is_chief:
+    if resume and run.workers.is_chief:
         folder = directory / run_dir.CHECKPOINTS
         if (directory / run_dir.RESULTS).exists() and not checkpoints.find(folder):
             raise ValueError(
@@ -88,7 +88,7 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
         build_metrics(run, checkpointer)
     checkpointer.restore()
     checkpointer.found = None
-    if run.workers.cluster.is_chief:
+    if run.workers.is_chief:
         config = dataclasses.replace(run.config, resume=None)
         run_dir.write_config(directory, config.to_json())
         run_dir.write_class_names(directory, run.class_names)

@@ -38,7 +38,7 @@ def shared_directory(run: Run, made: Path, begun: Path = Path()) -> Path:
     config.json into it, so that `resume` finds a run in it.
     """
     path = begun / os.fsdecode(run.workers.broadcast(os.fsencode(made)))
-    if not run.workers.cluster.is_chief and not (path / run_dir.CONFIG).exists():
+    if not run.workers.is_chief and not (path / run_dir.CONFIG).exists():
         path.mkdir(parents=True, exist_ok=True)
         run_dir.write_config(path, dataclasses.replace(run.config, resume=None).to_json())
     return path
