@@ -306,15 +306,13 @@ def test_loss_terms():
             assert all(term.y is y and term.y_pred is p for term in terms)
 
 
-def test_track_output_losses_and_has_output_losses():
+def test_track_output_losses():
     model = two_outputs()
     model.compile("sgd", ["mse", "mae"])
-    assert not loss_internals.has_output_losses(model)
     y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
     loss_internals.track_output_losses(model, y, [tf.fill([4, 2], 3.0), y[1]], None)
     means = {name: float(value) for name, value in model.get_metrics_result().items()}
     assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
-    assert loss_internals.has_output_losses(model)
 
 
 def test_compiled_metrics():

@@ -122,11 +122,6 @@ def track_output_losses(model: keras.Model, y: Any, y_pred: Any, sample_weight: 
     model._compile_loss(y, y_pred, sample_weight)
 
 
-def has_output_losses(model: keras.Model) -> bool:
-    """Returns whether `track_output_losses` has made its means, as its first call does."""
-    return bool(model._compile_loss.metrics)
-
-
 def compiled_metrics(model: keras.Model) -> Any:
     """Returns the object that computes a compiled model's metrics; None if there are none."""
     return model._compile_metrics

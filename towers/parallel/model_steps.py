@@ -17,17 +17,14 @@ import keras
 import tensorflow as tf
 
 from towers.graph.repeatable import UNSAVED_NOISE
-from towers.machine import hang, loss_internals
-from towers.parallel.model_state import (
-    build, custom_step_of, drop_iterator, parameter_device_of, step_of, towers_of,
-)
+from towers.machine import hang
+from towers.parallel.model_state import build, custom_step_of, drop_iterator, step_of, towers_of
 from towers.step import TowerStep
 from towers.step.checks import check_arrays, readable
 from towers.step.errors import first_error, run_in_turn
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.metrics import track_losses, tracks_outputs, update_metrics
 from towers.step.prefetch import prefetched
-from towers.step.structures import any_rows, batch_specs, components, map_tensors, one_row, packed
+from towers.step.structures import batch_specs
 from towers.workers.watch import watched
 from towers.workers.workers import join_workers
 
@@ -35,10 +32,8 @@ from towers.workers.workers import join_workers
 class PlacedBatches:
     """A train function for Keras' loop: takes an iterator and trains on its next batch."""
 
-    def __init__(self, step: TowerStep, update: Callable[..., dict[str, tf.Tensor]]) -> None:
-        """Args: update: (x, y, sample_weight, placed) -> logs; it is traced by `tf.function`."""
-        self._step, self._update = step, update
-        self._functions: dict[str, Callable] = {}  # by the specs of a batch
+    def __init__(self, step: TowerStep) -> None:
+        self._step = step
         self._iterator: Any = None
         self._batches: Iterator[Any] = iter(())
 
@@ -53,19 +48,8 @@ class PlacedBatches:
             )
             self._batches = prefetched(self._step, present, to_devices=True)
         batch = next(self._batches)
-        values = batch.x, batch.y, getattr(batch, "sample_weight", None)
-        specs = [map_tensors(any_rows, each) for each in (values, batch.placed)]
-
-        def train(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-            given = iter(tensors)
-            values, placed = (packed(each, given) for each in specs)
-            return self._update(*values, placed)
-
-        if str(specs) not in self._functions:  # whose trace may create metrics
-            self._functions[str(specs)] = tf.function(train, components(specs), autograph=False)
-        in_turn = functools.partial(run_in_turn, self._step, "train", *values)
-        with watched(self._step.cluster, "a train step"), readable(), first_error(in_turn):
-            return self._functions[str(specs)](*components([values, batch.placed]))
+        with readable():
+            return self._step.train_batch(**batch._asdict())
 
     def close(self) -> None:
         """Drops the iterator. A batch that was read ahead is lost."""
@@ -102,8 +86,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
                 and custom_step_of(model, name) is None and model.steps_per_execution == 1
                 and towers.step.policy.prefetch_to_devices
             ):
-                step = _track_outputs(model, data.element_spec)
-                made = PlacedBatches(step, functools.partial(_update, model))
+                made = PlacedBatches(towers.step)
             setattr(model, attribute, made)
             return made(data)
 
@@ -133,40 +116,15 @@ def run_step(model: keras.Model, name: str, data: Any) -> Any:
     if own is not None:
         with tf.control_dependencies(towers_of(model).newest[name].keep(data)):
             return own(data)
-    x, y, sample_weight = batch = _parts(name, data)
-    if name == "train":
-        return _update(model, *batch)
+    batch = _parts(name, data)
     with tf.control_dependencies(towers_of(model).newest[name].keep(*batch)):
-        loss, y_pred = step_of(model, name, x).infer(name, batch)
-    if name == "predict":
-        return y_pred
-    with tf.device(parameter_device_of(model)), tf.control_dependencies([loss]):
-        track_losses(model, x, y, y_pred, sample_weight, training=False)
-        return update_metrics(model, loss, x, y, y_pred, sample_weight)
+        return step_of(model, name, batch[0]).run_in_graph(name, batch)
 
 
 def _parts(name: str, data: Any) -> tuple[Any, Any, Any]:
     """Splits a batch or its specs into x, y and sample_weight; only x is set for "predict"."""
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     return (x, None, None) if name == "predict" else (x, y, sample_weight)
-
-
-def _update(
-    model: keras.Model, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
-) -> dict[str, tf.Tensor]:
-    """Makes one update and returns the logs. `placed`: the shards on their devices, or None."""
-    step = step_of(model, "train", x)
-    with tf.control_dependencies(towers_of(model).newest["train"].keep(x, y, sample_weight)):
-        computed = step.compute((x, y, sample_weight), placed)
-        y_pred = computed.predictions
-        with tf.device(parameter_device_of(model)):
-            track_losses(model, x, y, y_pred, sample_weight, training=True)
-        loss = step.update(computed)
-    with tf.device(parameter_device_of(model)), tf.control_dependencies([loss]):
-        logs = update_metrics(model, loss, x, y, y_pred, sample_weight)
-        if step.noise is not None:
-            logs["noise_scale"] = step.noise.result()
-        return logs
 
 
 def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
@@ -188,11 +146,10 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
                 build(model, x, y, sample_weight)
             step = step_of(model, name, x)
             step.check_agreement()
-            y_pred = step.trace_tower(name, x, y, sample_weight)
-            metrics = loss_internals.compiled_metrics(model)
-            if name != "predict" and metrics is not None and not metrics.built:
-                with tf.device(step.parameter_device):
-                    metrics.build(y, y_pred)
+            if name == "predict":
+                step.trace_tower(name, x, y, sample_weight)
+            else:
+                step.build_metrics(name, x, y, sample_weight)
         except NeedsOtherTowers:  # run Keras' step like a custom step
             own = custom_step_of(model, name, gathers=True)
     if own is not None:
@@ -210,18 +167,5 @@ def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
         warnings.warn(UNSAVED_NOISE, stacklevel=2)
     if own is not None:
         return own.variables
-    step = _track_outputs(model, specs)
+    step = step_of(model, "train", specs)
     return [*step.unlisted_variables, *(step.noise.variables if step.noise is not None else [])]
-
-
-def _track_outputs(model: keras.Model, specs: Any) -> TowerStep:
-    """Returns the step that trains, after creating the running means of several outputs' losses."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch_specs(specs))
-    step = step_of(model, "train", x)
-    y_pred = step.trace_tower("train", x, y, sample_weight)
-    if tracks_outputs(model, y_pred) and not loss_internals.has_output_losses(model):
-        with tf.device(step.parameter_device):
-            y, y_pred = one_row((y, y_pred))
-            loss_internals.track_output_losses(model, y, y_pred, None)
-        model.reset_metrics()
-    return step

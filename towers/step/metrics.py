@@ -24,9 +24,12 @@ class BatchMetrics:
     need_predictions: whether anything beside the loss is computed; known after `build`.
     """
 
-    def __init__(self, model: keras.Model, device: str) -> None:
-        """`model` is compiled; its metrics' variables are on `device`."""
-        self.model, self._device = model, device
+    def __init__(self, model: keras.Model, device: str, *, adds_loss: bool = True) -> None:
+        """`model` is compiled; its metrics' variables are on `device`.
+
+        adds_loss: whether `update` returns the loss even if a custom `compute_metrics` does not.
+        """
+        self.model, self._device, self._adds_loss = model, device, adds_loss
         self.need_predictions, self._is_built = True, False
         self.names = ["loss"]
 
@@ -40,6 +43,8 @@ class BatchMetrics:
         """
         with tf.device(self._device):
             logs = update_metrics(self.model, loss, x, y, predictions, sample_weight)
+            if not self._adds_loss:
+                return logs
             return {"loss": loss_tracker(self.model).result(), **logs}
 
     def result(self) -> dict[str, tf.Tensor]:

@@ -146,6 +146,11 @@ class TowerStep(Step):
 
     # The traced methods.
 
+    def run_in_graph(self, name: str, batch: BatchValues) -> Any:
+        """Runs the method `_NAME`, and returns its logs or outputs, within the caller's graph."""
+        results = getattr(self, f"_{name}")(batch, None)
+        return results[0] if name == "train" else results
+
     def _train(
         self, batch: BatchValues, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
