@@ -26,28 +26,15 @@ class Pending:
     """Holds the signal that has come and is not yet obeyed."""
 
     number: int | None = None
-    _waits = True
 
     def receive(self, number: int, _: FrameType | None) -> None:
         """Keeps the first signal; the second one ends the process at once, as if uncaught."""
         if self.number is None:
             self.number = number
-            if not self._waits:
-                raise StopRequested
         elif number == signal.SIGINT and hasattr(sys, "ps1"):  # a notebook has a prompt, too
             raise KeyboardInterrupt
         elif number != signal.SIGHUP:  # for one closed terminal, shell and system both send it
             os._exit(128 + number)
-
-    @contextmanager
-    def at_once(self) -> Iterator[None]:
-        """Inside the context, obeys a signal as it comes, because there is nothing to save."""
-        self._waits = False
-        try:
-            self.obey(self.number or 0)
-            yield
-        finally:
-            self._waits = True
 
     def obey(self, agreed: int) -> None:
         """Raises StopRequested for the signal that all workers agreed to obey, unless it is 0."""

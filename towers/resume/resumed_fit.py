@@ -201,14 +201,14 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
                 model.train_function = function
 
     def _read_again(self, iterator: Any) -> None:
-        """Reads the batches of epochs that are done. A signal ends the process at once."""
+        """Reads the batches of epochs that are done. A signal ends the process after a batch."""
         num_batches, self._unread = self._unread, 0
         lines = Lines("reading again the batches of the epochs that are done")
-        with self._pending.at_once():
-            for index in range(num_batches):
-                if next(iterator, None) is None:
-                    raise ValueError(f"x ends after {index} batches, and the fit has done more.")
-                lines.show(index + 1)
+        for index in range(num_batches):
+            self._pending.obey(self._pending.number or 0)  # there is nothing to save
+            if next(iterator, None) is None:
+                raise ValueError(f"x ends after {index} batches, and the fit has done more.")
+            lines.show(index + 1)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins the callbacks, then restores their state and the variables."""

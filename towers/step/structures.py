@@ -65,12 +65,9 @@ def join_rows(tensors: Sequence[Any]) -> Any:
     """Concatenates the rows of several tensors [n, ...] of one kind."""
     if not isinstance(tensors[0], tf.SparseTensor):
         return tf.concat(list(tensors), axis=0)
-    counts = tf.concat([v.dense_shape[:1] for v in tensors], axis=0)
-    begins = tf.unstack(tf.cumsum(counts, exclusive=True))
-    moved = [v.indices[:, 0] + begin for v, begin in zip(tensors, begins, strict=True)]
-    parts = moved, [v.indices for v in tensors], [v.values for v in tensors]
-    rows, indices, values = (tf.concat(part, axis=0) for part in parts)
-    return sparse_rows(tensors[0], rows, indices, values, tf.reduce_sum(counts, keepdims=True))
+    joined = tf.sparse.concat(0, list(tensors))
+    joined.set_shape([None, *tensors[0].shape[1:]])  # unknown in a graph
+    return joined
 
 
 def sparse_rows(
