@@ -203,7 +203,7 @@ def test_labels_of_the_outputs_with_a_loss_alone():
 def test_a_step_is_traced_once_for_all_batch_sizes(monkeypatch):
     traced, compute = [], towers.TowerStep.compute
     monkeypatch.setattr(
-        towers.TowerStep, "compute", lambda *args: traced.append(1) or compute(*args)
+        towers.TowerStep, "compute", lambda *args, **kw: traced.append(1) or compute(*args, **kw)
     )
     pair = build_pair(classifier, **CLASSIFIER)
     assert not traced
