@@ -279,6 +279,13 @@ class Step:
             self._assign_state(computed, added)
             return loss, computed.predictions
 
+    def gradients_of(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
+        """Returns (loss, [gradient]) of a global batch, averaged; assigns nothing."""
+        with tf.device(self.parameter_device):
+            outputs = self.run_towers("train", self.split(batch), tf.ones([]))
+            loss, *added = add_tree(self._add_up(outputs, None).tree)
+        return loss, [join_lookups(g, v.shape) for g, v in zip(added, self.trainable_variables)]
+
     # Helpers of the arrows.
 
     def _broadcast(self, values: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:

@@ -7,10 +7,9 @@ import tensorflow as tf
 
 from towers.machine import hang
 from towers.machine.devices import HOST
-from towers.step.averaging import Values, add_tree
+from towers.step.averaging import Values
 from towers.step.checks import check_arrays, check_placed, check_rows
 from towers.step.errors import first_error, nonfinite_error, run_in_turn
-from towers.step.lookups import join_lookups
 from towers.step.metrics import track_losses
 from towers.step.sharding import BatchValues, Placed
 from towers.step.step import Step
@@ -185,7 +184,5 @@ class TowerStep(Step):
         return self.infer("predict", batch, placed)[1]
 
     def _gradients(self, batch: BatchValues, placed: Placed) -> tuple[tf.Tensor, Values]:
-        with tf.device(self.parameter_device):
-            outputs = self.run_towers("train", self.split(batch, placed), tf.ones([]))
-            loss, *added = add_tree(self._add_up(outputs, None).tree)
-        return loss, [join_lookups(g, v.shape) for g, v in zip(added, self.trainable_variables)]
+        del placed
+        return self.gradients_of(batch)
