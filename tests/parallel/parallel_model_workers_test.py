@@ -107,6 +107,16 @@ def repeats(out):
     compiled(Repeats(make().layers)).fit(*data(), batch_size=16, verbose=0)
 
 
+def wrong_label(out):
+    """The last example of the batch, in worker 1's shard, has a label that the loss refuses."""
+    keras.utils.set_random_seed(0)
+    layers = [keras.Input((3,)), keras.layers.Dense(3, activation="softmax")]
+    parallel = towers.make_parallel(keras.Sequential(layers), 2)
+    parallel.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    x, y = np.ones((8, 3), "float32"), np.array([0] * 7 + [9])
+    parallel.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+
+
 def run(count, function, out, *more, timeout=300):
     """(exit code, stderr) of each of the workers."""
     out.mkdir(exist_ok=True)
@@ -120,6 +130,13 @@ def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
             assert code == 0, errors
     digests = [path.read_text() for path in tmp_path.glob("*/*.digest")]
     assert len(digests) == 3 and len(set(digests)) == 1
+
+
+def test_an_error_of_one_tower_is_told_by_its_worker_which_the_others_name(tmp_path):
+    (_, lost), (code, errors) = run(2, wrong_label, tmp_path)
+    assert code == 1, errors
+    assert "Received a label value of 9 which is outside the valid range of [0, 3)" in errors
+    assert "rror: worker 1 (127.0.0.1:" in lost and "was lost in a train step" in lost
 
 
 def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_path):

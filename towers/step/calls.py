@@ -94,6 +94,7 @@ class TracedTower:
     """Runs a traced method of a tower on every shard.
 
     segments: the part of the function that each level calls, by level.
+    collectives: the sums over all towers between the levels.
     """
 
     def __init__(
@@ -110,7 +111,7 @@ class TracedTower:
         self.function, self.structured_outputs = function, function.structured_outputs
         self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
         self._arguments = [v.name for v in arguments]
-        self._collectives, self._groups = collectives, groups
+        self.collectives, self._groups = collectives, groups
         self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)
         self._captured: dict[str, Any] = {}
         wanted = [v for v in self._results if v is not None]
@@ -144,7 +145,7 @@ class TracedTower:
 
         def add_up(level: int) -> None:
             """Sums the inputs of a level's collectives over the towers, all at once."""
-            met = [collective for collective in self._collectives if collective.level == level]
+            met = [collective for collective in self.collectives if collective.level == level]
             if met:
                 names = [v.name for collective in met for v in collective.inputs]
                 sums = sum_towers([[tower[name] for name in names] for tower in towers])
@@ -156,7 +157,7 @@ class TracedTower:
             calls = in_order(self._groups, devices, sorted(self.segments))
             call_in_order(calls, self.segments, towers, **turns)
         else:
-            num_levels = 1 + max([*self.segments, *(m.level for m in self._collectives)])
+            num_levels = 1 + max([*self.segments, *(m.level for m in self.collectives)])
             run_levels(self.segments, num_levels, towers, devices, add_up, **turns)
         flat = [[None if v is None else tower[v.name] for v in self._results] for tower in towers]
         outputs = self.structured_outputs

@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from towers.machine.devices import HOST
 from towers.step.averaging import Values
+from towers.step.sharding import shard_batch
 from towers.step.structures import Structure, batch_specs, components, packed
 
 _NODE = re.compile(r"\{\{node (.*?)\}\}")
@@ -40,11 +41,17 @@ def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
         raise error from None
 
 
-def run_in_turn(step: Any, name: str, *batch: Structure) -> None:
-    """Runs a TowerStep's towers outside of a graph, one by one; changes no variable."""
-    if step.cluster.num_workers == 1:  # collectives would wait for the other workers
+def run_in_turn(step: Any, name: str, *batch: Any) -> None:
+    """Runs a TowerStep's towers outside of a graph, one by one; changes no variable.
+
+    If the towers need values of other workers, which will not come, it does nothing.
+    """
+    with tf.device(HOST):
+        shards = shard_batch(batch, step.num_towers)
+    traced, weigh = step.tower.trace(name, shards[step.local_towers.start].values)
+    if step.cluster.num_workers == 1 or weigh is None and not traced.collectives:
         options = [tf.ones([])] if name == "train" else []
-        step.run_towers(name, step.split(batch), *options)
+        step.run_towers(name, shards, *options)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ DEFAULT_TIMEOUT = 60.0
 START = "the start"  # the phase in which workers compare settings and load their data
 ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
+_CAUSE_SECONDS = 20.0  # in which a worker whose tower failed finds its error, and ends
 _SOON = 2.0  # seconds of waiting before a check whether the other workers have ended
 _PATIENCE = 10  # timeouts for a worker that answers: it may be compiling, or writing a large file
 _ABOUT_WORKERS = (
@@ -69,6 +70,12 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
                 raise
             named = [int(task) for task in re.findall(r"task:(\d+)", str(error))]
             lost = [w for w in named if w != cluster.index][-1:] or silent(cluster)[:1]
+            if isinstance(error, tf.errors.CancelledError) and not (lost := _first_ended(cluster)):
+                raise RuntimeError(
+                    f"a tower of this or another worker failed in {phase}, and TensorFlow hides "
+                    "its error. All workers still answer. Run the same towers in one process to "
+                    "see the error: unset TF_CONFIG."
+                ) from None
             raise LostWorkerError(
                 _lost(cluster, lost, f"was lost in {phase}") if lost else
                 f"the workers lost each other in {phase}: {' '.join(str(error).split())[-600:]}"
@@ -108,6 +115,14 @@ def silent(cluster: Cluster, kind: type = tf.errors.OpError) -> list[int]:
     """Returns the workers that do not answer; for an UnavailableError, those that do not run."""
     others = (worker for worker in range(cluster.num_workers) if worker != cluster.index)
     return [w for w in others if isinstance(health_error(w, _ANSWER_SECONDS), kind)]
+
+
+def _first_ended(cluster: Cluster) -> list[int]:
+    """Waits for a worker that ends because its tower failed; returns [worker], or [] if all run."""
+    until = time.monotonic() + min(_Watch.timeout, _CAUSE_SECONDS)
+    while not (ended := silent(cluster)) and time.monotonic() < until:
+        time.sleep(0.5)
+    return ended[:1]
 
 
 class _Doing(NamedTuple):
