@@ -1,0 +1,167 @@
+"""Compares the gradient noise scale with what it predicts: the cost of MNIST at several batches.
+
+    python -m experiments.batch_size --out_dir=DIR
+
+Trains a small MLP by SGD to one test accuracy at each batch size and learning rate. The rate with
+the fewest steps counts. With B examples a batch, McCandlish et al. (arXiv 1812.06162, eq. 2.11)
+expect S = S_min * (1 + B_crit / B) steps, so a line through S over 1 / B gives the critical batch
+size B_crit, which the noise scale should come near. Writes batch_size.csv and batch_size.png.
+"""
+
+import csv
+import os
+import statistics
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras  # noqa: E402  (TensorFlow reads the variable above)
+import numpy as np  # noqa: E402
+import tensorflow as tf  # noqa: E402
+from absl import flags  # noqa: E402
+
+import towers  # noqa: E402
+from towers.app.datasets import mnist  # noqa: E402
+
+TOWERS = 8  # shards whose gradients are compared
+RATES = [2.0 ** k for k in range(-6, 2)]  # 1/64 ... 2
+BETWEEN_CHECKS = 1.03  # factor of the number of steps from one check of the accuracy to the next
+
+
+class Row(NamedTuple):
+    """Holds the results of one batch size, in the order of the columns of batch_size.csv."""
+
+    batch_size: int
+    learning_rate: float  # of the runs with the fewest steps
+    steps: float  # to the accuracy, mean over the seeds
+    examples: float
+    noise_scale: float  # in examples: the mean of tr(S) over the mean of |G|^2, over all steps
+
+
+def train(
+    data: Any, batch_size: int, rate: float, seed: int, accuracy: float, most: int
+) -> tuple[int, float] | None:
+    """Returns (steps, noise scale) of a run to `accuracy`; None if `most` steps do not reach it."""
+    (x, y), (x_test, y_test) = data
+    keras.utils.set_random_seed(seed)
+    model = keras.Sequential([
+        keras.Input((784,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10),
+    ])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    step = towers.TowerStep(
+        model, keras.optimizers.SGD(rate), loss, num_towers=TOWERS, noise_scale=True
+    )
+    order, next_check, taken = np.random.default_rng(seed), 10.0, 0
+    step.reset_metrics()
+    while taken < most:
+        rows = order.permutation(len(x))
+        for begin in range(0, len(x) - batch_size + 1, batch_size):
+            chosen = rows[begin: begin + batch_size]
+            logs, taken = step.train_batch(x[chosen], y[chosen]), taken + 1
+            if taken >= next_check:
+                next_check = max(taken + 1, taken * BETWEEN_CHECKS)
+                found = np.argmax(model(x_test).numpy(), axis=1)
+                if np.mean(found == y_test) >= accuracy:
+                    return taken, float(logs["noise_scale"])
+            if taken >= most:
+                break
+    return None
+
+
+def measure(data: Any, batch_size: int, likely_rate: float, given: Any) -> Row:
+    """Returns the results of one batch size, with the learning rate that needs the fewest steps."""
+    best: Row | None = None
+    for rate in sorted(RATES, key=lambda rate: abs(np.log2(rate / likely_rate))):
+        most = given.most_steps if best is None else int(1.5 * best.steps)
+        runs = [
+            train(data, batch_size, rate, seed, given.accuracy, most) for seed in range(given.seeds)
+        ]
+        if all(runs):
+            steps = statistics.mean(run[0] for run in runs if run)
+            if best is None or steps < best.steps:
+                noise = statistics.mean(run[1] for run in runs if run)
+                best = Row(batch_size, rate, steps, steps * batch_size, noise)
+    if best is None:
+        raise ValueError(
+            f"no learning rate reached an accuracy of {given.accuracy} with batches of "
+            f"{batch_size}: give more --most_steps, or a lower --accuracy."
+        )
+    return best
+
+
+def critical_batch(rows: list[Row]) -> tuple[float, float]:
+    """Returns (S_min, B_crit), fitted to the logarithms of S = S_min * (1 + B_crit / B)."""
+    sizes, steps = (np.array([getattr(row, name) for row in rows]) for name in Row._fields[:3:2])
+    errors = {}
+    for critical in np.geomspace(1, 1e5, 2001):
+        ratios = np.log(steps) - np.log1p(critical / sizes)
+        errors[critical] = (np.var(ratios), float(np.exp(np.mean(ratios))))
+    critical = min(errors, key=lambda value: errors[value][0])
+    return errors[critical][1], float(critical)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    """Draws steps and noise scale over the batch size, with the fitted curve."""
+    from matplotlib.figure import Figure
+
+    fewest, critical = critical_batch(rows)
+    sizes = np.array([row.batch_size for row in rows])
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    axes = figure.subplots()
+    axes.loglog(sizes, [row.steps for row in rows], "o", color="#1f4e79", label="steps to accuracy")
+    fine = np.geomspace(sizes[0], sizes[-1], 200)
+    axes.loglog(fine, fewest * (1 + critical / fine), color="#1f4e79",
+                label=f"{fewest:.0f} x (1 + {critical:.0f} / B)")
+    axes.loglog(sizes, [row.noise_scale for row in rows], "s", color="#c55a11",
+                label="noise scale, examples")
+    axes.axvline(critical, color="0.6", linewidth=1, linestyle="--", label="critical batch size")
+    axes.set_xlabel("batch size B, examples")
+    axes.set_ylabel("steps, or examples")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=130)
+
+
+def main(argv: list[str]) -> int:
+    """Runs the experiment and returns the process' exit code."""
+    given = flags.FLAGS
+    try:
+        given(argv)
+        sizes = sorted(map(int, given.batch_sizes))
+        directory = Path(given.out_dir)
+        directory.mkdir(parents=True, exist_ok=True)
+        if not tf.config.list_physical_devices("GPU"):
+            towers.logical_cpus(2, num_towers=TOWERS)
+        splits = mnist.load()
+        data = [(x.reshape(len(x), -1), y) for x, y in (splits.train, splits.test)]
+        rows: list[Row] = []
+        for batch_size in sizes:
+            likely_rate = rows[-1].learning_rate if rows else RATES[2]
+            rows.append(measure(data, batch_size, likely_rate, given))
+            print("batch {0}  rate {1:g}  steps {2:.0f}  examples {3:,.0f}  noise scale {4:.0f}"
+                  .format(*rows[-1]), flush=True)
+            with (directory / "batch_size.csv").open("w", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
+        fewest, critical = critical_batch(rows)
+        print(f"at least {fewest:.0f} steps, critical batch size {critical:.0f}")
+        draw(rows, directory / "batch_size.png")
+    except (flags.Error, ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def define_flags() -> None:
+    """Defines the flags of the experiment."""
+    flags.DEFINE_list("batch_sizes", ["16", "64", "256", "1024", "4096"], "Examples of an update.")
+    flags.DEFINE_float("accuracy", 0.95, "Test accuracy at which a run ends.")
+    flags.DEFINE_integer("seeds", 2, "Runs of each batch size and learning rate.", lower_bound=1)
+    flags.DEFINE_integer("most_steps", 20_000, "Steps after which a run gives up.", lower_bound=1)
+    flags.DEFINE_string("out_dir", None, "Directory of the results.", required=True)
+
+
+if __name__ == "__main__":
+    define_flags()
+    sys.exit(main(sys.argv))
