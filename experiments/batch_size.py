@@ -26,7 +26,6 @@ import towers  # noqa: E402
 from towers.app.datasets import mnist  # noqa: E402
 
 TOWERS = 8  # shards whose gradients are compared
-RATES = [2.0 ** k for k in range(-6, 2)]  # 1/64 ... 2
 BETWEEN_CHECKS = 1.03  # factor of the number of steps from one check of the accuracy to the next
 
 
@@ -73,7 +72,8 @@ def train(
 def measure(data: Any, batch_size: int, likely_rate: float, given: Any) -> Row:
     """Returns the results of one batch size, with the learning rate that needs the fewest steps."""
     best: Row | None = None
-    for rate in sorted(RATES, key=lambda rate: abs(np.log2(rate / likely_rate))):
+    rates = map(float, given.learning_rates)
+    for rate in sorted(rates, key=lambda rate: abs(np.log2(rate / likely_rate))):
         most = given.most_steps if best is None else int(1.5 * best.steps)
         runs = [
             train(data, batch_size, rate, seed, given.accuracy, most) for seed in range(given.seeds)
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> int:
         data = [(x.reshape(len(x), -1), y) for x, y in (splits.train, splits.test)]
         rows: list[Row] = []
         for batch_size in sizes:
-            likely_rate = rows[-1].learning_rate if rows else RATES[2]
+            likely_rate = rows[-1].learning_rate if rows else 0.25
             rows.append(measure(data, batch_size, likely_rate, given))
             print("batch {0}  rate {1:g}  steps {2:.0f}  examples {3:,.0f}  noise scale {4:.0f}"
                   .format(*rows[-1]), flush=True)
@@ -156,6 +156,8 @@ def main(argv: list[str]) -> int:
 def define_flags() -> None:
     """Defines the flags of the experiment."""
     flags.DEFINE_list("batch_sizes", ["16", "64", "256", "1024", "4096"], "Examples of an update.")
+    flags.DEFINE_list("learning_rates", [str(2.0 ** k) for k in range(-6, 2)],
+                      "Rates of SGD, the powers of 2 from 1/64 to 2.")
     flags.DEFINE_float("accuracy", 0.95, "Test accuracy at which a run ends.")
     flags.DEFINE_integer("seeds", 2, "Runs of each batch size and learning rate.", lower_bound=1)
     flags.DEFINE_integer("most_steps", 20_000, "Steps after which a run gives up.", lower_bound=1)

@@ -268,7 +268,7 @@ def test_staleness_of_each_number_of_towers_is_a_row_and_a_picture(tmp_path):
 
 def test_the_noise_scale_beside_the_steps_to_an_accuracy(tmp_path):
     done = processes.run("-m", "experiments.batch_size", "--batch_sizes=16,256", "--accuracy=0.8",
-                         "--seeds=1", f"--out_dir={tmp_path}")
+                         "--learning_rates=0.25", "--seeds=1", f"--out_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     small, large = csv.DictReader((tmp_path / "batch_size.csv").open())
     assert float(small["steps"]) > float(large["steps"])
