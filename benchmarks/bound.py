@@ -3,8 +3,8 @@
     python benchmarks/bound.py --rounds=3
     python benchmarks/bound.py --torch_python=VENV/bin/python    # and PyTorch, installed there
 
-Prints the medians of milliseconds a step, CPU milliseconds a step, and the time in oneDNN's kernels
-by TensorFlow's profiler, which adds up the threads. Each measurement is a fresh process.
+Prints the medians of milliseconds a step, and of CPU milliseconds a step. Each measurement is a
+fresh process. --profile_dir=DIR writes profiles, which TensorBoard's profile page shows.
 """
 
 import collections
@@ -13,17 +13,12 @@ import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 CONTENDERS = {"fit": 1, "towers_1": 1, "towers_2": 2, "towers_4": 4, "torch": 1}
 BATCH, STEPS, EPOCHS = 128, 30, 4
-GROUPS = {  # the first that a kernel's name contains
-    "BackpropFilter": "filter gradients", "BackpropInput": "input gradients",
-    "Conv2D": "convolutions", "MatMul": "dense layers", "Pool": "pooling",
-}
 
 
 def measured(train: Any) -> dict[str, float]:
@@ -36,8 +31,8 @@ def measured(train: Any) -> dict[str, float]:
     return {"ms": (time.perf_counter() - begin) / count, "cpu": (time.process_time() - cpu) / count}
 
 
-def train_keras(contender: str) -> dict[str, float]:
-    """Measures Keras' fit, or that of a parallel model."""
+def train_keras(contender: str, profile_dir: str | None) -> dict[str, float]:
+    """Measures Keras' fit, or that of a parallel model; then writes a profile of an epoch."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras
     import numpy as np
@@ -60,27 +55,10 @@ def train_keras(contender: str) -> dict[str, float]:
     options.autotune.enabled = False  # its waits would count
     data = data.batch(BATCH).prefetch(2).with_options(options)
     result = measured(lambda: model.fit(data, verbose=0))
-    with tempfile.TemporaryDirectory() as folder:
-        tf.profiler.experimental.start(folder)
-        model.fit(data, verbose=0)
-        tf.profiler.experimental.stop()
-        return result | kernels(Path(folder))
-
-
-def kernels(folder: Path) -> dict[str, float]:
-    """Returns milliseconds a step in oneDNN's kernels, by group, from a profile."""
-    from tensorflow.tsl.profiler.protobuf import xplane_pb2
-
-    found: dict[str, float] = collections.defaultdict(float)
-    for file in folder.rglob("*.xplane.pb"):
-        for plane in xplane_pb2.XSpace.FromString(file.read_bytes()).planes:
-            names = {key: value.name for key, value in plane.event_metadata.items()}
-            for event in (event for line in plane.lines for event in line.events):
-                name = names[event.metadata_id]
-                if "_Mkl" in name:
-                    group = next((g for part, g in GROUPS.items() if part in name), "others")
-                    found[group] += event.duration_ps / 1e9 / STEPS
-    return found
+    if profile_dir is not None:
+        with tf.profiler.experimental.Profile(f"{profile_dir}/{contender}"):
+            model.fit(data, verbose=0)
+    return result
 
 
 def train_torch() -> dict[str, float]:
@@ -110,23 +88,20 @@ def main(arguments: list[str]) -> None:
     """Measures each contender in fresh processes, in turn; prints the table."""
     options = dict(a.removeprefix("--").split("=") for a in arguments)
     if contender := options.get("contender"):
-        print(json.dumps(train_torch() if contender == "torch" else train_keras(contender)))
+        is_torch, profile_dir = contender == "torch", options.get("profile_dir")
+        print(json.dumps(train_torch() if is_torch else train_keras(contender, profile_dir)))
         return
     python = {"torch": options.get("torch_python")}
     results = collections.defaultdict(list)
     for _ in range(int(options.get("rounds", 3))):
         for contender in CONTENDERS:
             if command := python.get(contender, sys.executable):
-                done = subprocess.run(
-                    [command, __file__, f"--contender={contender}"], text=True, check=True,
-                    capture_output=True,
-                )
+                given = [command, __file__, f"--contender={contender}", *arguments]
+                done = subprocess.run(given, text=True, check=True, stdout=subprocess.PIPE)
                 results[contender].append(json.loads(done.stdout.splitlines()[-1]))
-    columns = ["ms", "cpu", *dict.fromkeys([*GROUPS.values(), "others"])]
-    print(f"{'':10}" + "".join(f"{name:>18}" for name in columns))
     for contender, found in results.items():
-        medians = [statistics.median(each.get(name, 0.0) for each in found) for name in columns]
-        print(f"{contender:10}" + "".join(f"{value:18.1f}" for value in medians))
+        step, cpu = (statistics.median(each[name] for each in found) for name in ("ms", "cpu"))
+        print(f"{contender:10} {step:6.1f} ms a step {cpu:6.1f} ms of the CPU")
 
 
 if __name__ == "__main__":
