@@ -56,6 +56,23 @@ def test_directions_are_those_of_the_metrics():
     }
 
 
+def test_creating_the_metrics_updates_none_of_them():
+    """Not even one that the model hides, and that nothing resets."""
+    hidden = keras.metrics.Mean()
+
+    def compute_metrics(self, x, y, y_pred, sample_weight=None):
+        hidden.update_state(y_pred)
+        return super(own, self).compute_metrics(x, y, y_pred, sample_weight)
+
+    own = type("Own", (keras.Model,), {"compute_metrics": compute_metrics})
+    model = model_of(("a", 2), kind=own, loss="mse", metrics=["mae"])
+    metrics, (x, y, y_pred) = BatchMetrics(model, "/cpu:0"), batch(2)
+    metrics.build(y[0], y_pred[0], x)
+    assert metrics.names == ["loss", "mae"]
+    values = [v.numpy() for v in [*hidden.variables, *metrics.variables]]
+    assert len(values) == 6 and not any(values)
+
+
 @pytest.mark.parametrize("name", ["train_step", "test_step"])
 def test_a_step_of_its_own_is_refused(name):
     own = type("Own", (keras.Model,), {name: lambda self, data: {}})

@@ -39,7 +39,6 @@ class Towers:
     jit_compile: str = COMPILED  # or "auto"; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
-    metrics: BatchMetrics | None = None  # of all steps since `compile`
     custom_steps: dict[str, CustomStep] = field(default_factory=dict)  # by "train", "test", ...
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
@@ -77,8 +76,7 @@ def forget_functions(model: keras.Model) -> None:
         )
     model.run_eagerly = False
     model.train_function = model.test_function = model.predict_function = None
-    towers = towers_of(model)
-    towers.step, towers.metrics, towers.custom_steps = None, None, {}
+    towers_of(model).step, towers_of(model).custom_steps = None, {}
 
 
 def build(model: keras.Model, x: Any, *loss_arguments: Any) -> None:
@@ -136,11 +134,10 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
         with tf.init_scope():
             build(model, x)
             loss, loss_weights = losses(model)
-            device = state_lib.variables_device(model)
-            towers.metrics = towers.metrics or BatchMetrics(model, device, adds_loss=False)
+            metrics = BatchMetrics(model, state_lib.variables_device(model), adds_loss=False)
             towers.step = TowerStep(
                 model, model.optimizer if name == "train" else "sgd",  # which is never called
-                loss, loss_weights=loss_weights, metrics=towers.metrics, devices=towers.devices,
+                loss, loss_weights=loss_weights, metrics=metrics, devices=towers.devices,
                 num_towers=towers.num_towers, batch_norm=towers.batch_norm,
                 strategy=towers.strategy, gpus_per_tower=towers.gpus_per_tower,
                 stages=towers.stages, jit_compile=jit_compile, noise_scale=towers.noise_scale,

@@ -55,7 +55,7 @@ class BatchMetrics:
             return {name: logs.get(name, tf.constant(math.nan)) for name in self.names}
 
     def build(self, y: Any, predictions: Any, x: Any = None, sample_weight: Any = None) -> None:
-        """Creates the metrics' variables for batches, or specs, like these.
+        """Creates the metrics' variables for batches, or specs, like these; updates no metric.
 
         Call it before tracing: a tf.function that creates variables is traced twice. Raises
         ValueError if a metric does not fit the labels.
@@ -64,11 +64,15 @@ class BatchMetrics:
             return
         model, row = self.model, one_row((x, y, predictions, sample_weight))
         tracks = tracks_outputs(model, predictions)
-        with tf.device(self._device):
+
+        def compute() -> dict[str, Any]:
             if tracks:
                 loss_internals.track_output_losses(model, *row[1:])
-            logs = model.compute_metrics(*row[:3], sample_weight=row[3])
-            self.reset()
+            return model.compute_metrics(*row[:3], sample_weight=row[3])
+
+        with tf.device(self._device):
+            traced = tf.function(compute, autograph=False).get_concrete_function()
+        logs = traced.structured_outputs
         self.names, self._is_built = list({"loss": None, **logs}), True
         self.need_predictions = tracks or (
             loss_internals.compiled_metrics(model) is not None
