@@ -10,14 +10,17 @@ import tensorflow as tf
 from tests.custom_step.steps import layers, mean_square, pairs
 from towers.custom_step.trace import trace_step
 from towers.graph import repeatable as lib
-from towers.graph.merged import compute_noise_keys_once, with_merged_repeats
+from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.machine.tensorflow_internals import define_functions
 
 VECTOR = tf.TensorSpec([None])
 
 
 def traced(function, *specs, merge=True):
-    return tf.function(with_merged_repeats(function) if merge else function, autograph=False) \
+    def merged(*arguments):
+        return merge_repeats(function(*arguments))
+
+    return tf.function(merged if merge else function, autograph=False) \
         .get_concrete_function(*specs)
 
 
@@ -49,10 +52,9 @@ def test_a_variable_is_read_again_after_an_assignment_alone(jit_compile):
         variable.assign_add(x)
         c, _ = variable + x, other.assign_add(x)
         tf.cond(x[0] > 0, lambda: variable.assign(x * 100), lambda: variable.assign(x))
-        return a, b, c, variable + x, other + x
+        return merge_repeats((a, b, c, variable + x, other + x))
 
-    merged = with_merged_repeats(assigns)
-    function = tf.function(merged, autograph=False, jit_compile=jit_compile or None)
+    function = tf.function(assigns, autograph=False, jit_compile=jit_compile or None)
     found = [float(v[0]) for v in function(tf.constant([2.0]))]
     assert found == [3, 3, 5, 202, 9]
     reads = counts(function.get_concrete_function(tf.constant([2.0])))["ReadVariableOp"]

@@ -1,5 +1,6 @@
 """Processes that hang say where and end; signals wait until a step is done."""
 
+import gc
 import multiprocessing
 import os
 import re
@@ -144,6 +145,26 @@ def watching(**values):
 def run(program):
     done = processes.run("-c", BEGIN + program)
     return done.returncode, done.stdout, done.stderr
+
+
+def test_a_first_step_collects_no_garbage_and_later_code_does():
+    class Spy(keras.layers.Layer):
+        def call(self, x):
+            collects.append(gc.isenabled())
+            return x
+
+    collects: list[bool] = []
+    model = keras.Sequential([keras.Input((3,)), Spy(), keras.layers.Dense(1)])
+    x, y = np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+    collects.clear()
+    towers.TowerStep(model, "sgd", "mse")(x, y)
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile("sgd", "mse")
+    parallel.fit(x, y, verbose=0)
+    assert collects and not any(collects) and gc.isenabled()
+    with pytest.raises(KeyError), hang.tracing("outside"), hang.tracing("inside"):
+        raise KeyError
+    assert gc.isenabled()
 
 
 def test_what_is_no_hang_ends_nothing():

@@ -45,11 +45,9 @@ class TowerCollectives:
     """Records the collectives of the function that is being traced, in order, in `events`."""
 
     def __init__(self, arguments: Iterable[tf.Tensor]) -> None:
-        self.dependence = Dependence()
+        self.dependence = Dependence(arguments)
         self.events: list[TowerCollective] = []
         self.graph = tf.compat.v1.get_default_graph()
-        for tensor in arguments:
-            self.dependence.feed(tensor, local=True, level=0)
 
     def sum(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the sums over the towers; gradients add up, each of one part of the loss."""
@@ -119,6 +117,7 @@ def cut(
     `tf.function` apply to each segment.
     """
     definition = function.graph.as_graph_def()
+    places = {node.name: i for i, node in enumerate(definition.node)}
     outputs: dict[int, dict[str, tf.Tensor]] = defaultdict(dict)  # by level
     must_run: dict[int, list[tf.Operation]] = defaultdict(list)
     waiting = list(wanted)
@@ -135,7 +134,7 @@ def cut(
             results = list(outputs[index].values())
             waiting, operations = _reach(dependence, index, results, must_run[index])
             part = tf.compat.v1.GraphDef(  # in the order of the trace, as assert and print need
-                node=[node for node in definition.node if node.name in operations],
+                node=[definition.node[i] for i in sorted(places[name] for name in operations)],
                 library=definition.library, versions=definition.versions,
             )
             for node in part.node:

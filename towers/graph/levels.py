@@ -18,6 +18,7 @@ Stages decide where an operation runs, never its value: the gradient equals the 
 """
 
 import re
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -31,10 +32,11 @@ _SIZES = ("Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike")  # depend 
 class Dependence:
     """Tells what the tensors of a graph that is being traced depend on, given the tensors fed."""
 
-    def __init__(self) -> None:
+    def __init__(self, shard: Iterable[tf.Tensor] = ()) -> None:
+        """`shard`: tensors that differ between towers, of level 0."""
         # (local, level): whether a value depends on a tower's shard or noise; the number of
         # collectives and updates before it, along the longest path.
-        self._fed: dict[Key, tuple[bool, int]] = {}  # for tensors
+        self._fed = {key_of(tensor): (True, 0) for tensor in shard}
         self._known: dict[Key, tuple[bool, int]] = {}  # for operations
 
     def feed(self, tensor: tf.Tensor, *, local: bool, level: int) -> None:

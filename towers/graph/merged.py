@@ -10,9 +10,8 @@ tower's 6,907 operations repeat others, and 4,265 of the update's 10,279. The re
 bit-identical.
 """
 
-import functools
 from collections import Counter
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -26,18 +25,9 @@ _KEPT = ("Placeholder", "Identity")  # an Identity deliberately separates its re
 _SCRAMBLE_KEY, _PHILOX = 0x02461E293EC8F720, 1
 
 
-def with_merged_repeats(function: Callable) -> Callable:
-    """Returns a function for tracing, whose graph `merge_repeats` merges."""
-
-    @functools.wraps(function)
-    def traced(*arguments: Any) -> Any:
-        return merge_repeats(tf.compat.v1.get_default_graph(), function(*arguments))
-
-    return traced
-
-
-def merge_repeats(graph: tf.Graph, results: Any) -> Any:
-    """Merges operations of a graph that is being traced; returns `results` of tensors that stay."""
+def merge_repeats(results: Any) -> Any:
+    """Merges operations of the graph that is being traced; returns `results` of those that stay."""
+    graph = tf.compat.v1.get_default_graph()
     first: dict[Hashable, tf.Operation] = {}
     stands_for: dict[str, tf.Tensor] = {}
     assignments: Counter[str] = Counter()  # by variable

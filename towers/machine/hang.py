@@ -6,6 +6,7 @@
 """
 
 import faulthandler
+import gc
 import math
 import os
 import subprocess
@@ -54,6 +55,21 @@ def within(phase: str, *, is_patient: bool = False, computes: bool = False) -> I
         yield
     finally:
         now.doing = _Doing(*before)  # a new object, because a phase's end is progress, too
+
+
+@contextmanager
+def tracing(phase: str) -> Iterator[None]:
+    """Inside the context, the main thread traces: it may take any time. No garbage is collected.
+
+    A trace makes millions of objects that stay, and Python's collector would look at them often.
+    """
+    resume = gc.enable if gc.isenabled() else gc.disable
+    gc.disable()
+    try:
+        with within(phase, is_patient=True):
+            yield
+    finally:
+        resume()
 
 
 @contextmanager

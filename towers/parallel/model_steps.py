@@ -78,7 +78,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
             return function(data)
 
     def first_call(data: Any) -> Any:
-        with hang.within(f"the first {name} step's making", is_patient=True):
+        with hang.tracing(f"the first {name} step's making"):
             data = _make_variables(model, name, data)
             made: Callable = call
             if (

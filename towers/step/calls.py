@@ -19,7 +19,7 @@ from towers.graph.cut import Segment, TowerCollective, TowerCollectives, cut
 from towers.graph.levels import Dependence, StageLevels
 from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
-    draws_noise, has_unsaved_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
+    draws_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
 )
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Values
@@ -60,7 +60,7 @@ def trace_tower(
         results = sums_in_order(collectives.graph, results)
         if options.get("jit_compile"):
             compute_noise_keys_once(collectives.graph)
-        return results if stages is not None else merge_repeats(collectives.graph, results)
+        return results if stages is not None else merge_repeats(results)
 
     body.__name__ = method.__name__  # the name that graphs and profiles show
     with custom_gradients_forgotten(), tf.device(None):
@@ -75,15 +75,14 @@ def trace_tower(
             for v, stage in [*((v, stages.num_stages - 1) for v in flat), *first, *held]:
                 levels.feed(v, local=True, level=stage)
             return TracedTower(function, flat, levels, options, groups=stages.groups)
-        definition = function.graph.as_graph_def()
-        if options.get("jit_compile") and draws_noise(definition):
+        if options.get("jit_compile") and draws_noise(function.graph.as_graph_def()):
             warnings.warn(
                 "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it "
                 "would ignore. Draw it with keras.random and a keras.random.SeedGenerator of the "
                 "layer, or use jit_compile=False.", stacklevel=2,
             )
             return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
-        if not meets and is_repeatable(definition):
+        if not meets and is_repeatable(function.graph.as_graph_def()):
             return TracedTower(function, flat)
         for inside in captured:
             collectives.dependence.feed(inside, local=False, level=0)
@@ -109,7 +108,6 @@ class TracedTower:
         groups: `Stages.groups`, if the levels are stages.
         """
         self.function, self.structured_outputs = function, function.structured_outputs
-        self.has_unsaved_noise = has_unsaved_noise(function.graph.as_graph_def())
         self._arguments = [v.name for v in arguments]
         self.collectives, self._groups = collectives, groups
         self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)

@@ -198,10 +198,7 @@ def loss_fault(
         if fact.has_rows and fact.each is None:
             fault = Fault(value.op, CHOSEN)
         found.append(fact.fault or fault)
-        dependence = Dependence()
-        for tensor in components(flat):
-            dependence.feed(tensor, local=True, level=0)
-        check_no_fixed_batch(value.graph, dependence)
+        check_no_fixed_batch(value.graph, Dependence(components(flat)))
 
     with tf.device(None), keras.StatelessScope(), read_as_they_are(), gathered_by(None):
         tf.function(judge, autograph=False).get_concrete_function(*tf.nest.flatten(specs))

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import choices, devices as devices_lib
 from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
@@ -311,7 +312,8 @@ class Step:
     @property
     def has_unsaved_noise(self) -> bool:
         """Whether a traced tower draws noise with tf.random, whose state cannot be saved."""
-        return any(traced.has_unsaved_noise for traced in self.tower.traced.values())
+        graphs = [traced.function.graph for traced in self.tower.traced.values()]
+        return any(has_unsaved_noise(graph.as_graph_def()) for graph in graphs)
 
     @property
     def unlisted_variables(self) -> list[Any]:

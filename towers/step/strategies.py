@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.graph.merged import with_merged_repeats
+from towers.graph.merged import merge_repeats
 from towers.machine.devices import HOST, Policy, short_name
 from towers.machine.keras_internals import stored_in
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
@@ -271,11 +271,10 @@ class Mirrored(ParameterServer):
         """
         def traced_update(*flat: tf.Tensor) -> tf.Tensor:
             self.optimizer.apply(packed(gradients, iter(flat)), self.parameters)
-            return tf.zeros([])
+            return merge_repeats(tf.zeros([]))
 
         with custom_gradients_forgotten(), tf.device(None):
-            merged = with_merged_repeats(traced_update)
-            traced = tf.function(merged, autograph=False).get_concrete_function(
+            traced = tf.function(traced_update, autograph=False).get_concrete_function(
                 *(tf.TensorSpec(v.shape, v.dtype) for v in components(gradients))
             )
         if any(v.dtype == tf.resource and id(v) not in own for v in traced.captured_inputs):

@@ -193,11 +193,9 @@ class Tower:
 
     def _facts(self, inputs: TowerInput, shares: Shares) -> ShardFacts:
         """Returns the facts about a new trace; shard, shares and seeds differ between towers."""
-        dependence = Dependence()
         rows = tf.nest.flatten(inputs[2:])
-        for tensor in components([rows, *shares, *(inputs.state[i] for i in self.seeds)]):
-            dependence.feed(tensor, local=True, level=0)
-        return ShardFacts(dependence, Rows.of_shard(rows), shares.examples)
+        own = components([rows, *shares, *(inputs.state[i] for i in self.seeds)])
+        return ShardFacts(Dependence(own), Rows.of_shard(rows), shares.examples)
 
     def _forward(
         self, inputs: TowerInput, facts: ShardFacts | None, shares: Shares | None = None, *,

@@ -131,7 +131,7 @@ class TowerStep(Step):
         key, phase = f"{name} {specs} {placed is None}", f"a {name} step"
         tower = "train" if name == "gradients" else name
         if key not in self._functions:
-            with hang.within(f"the trace of {phase}", is_patient=True):
+            with hang.tracing(f"the trace of {phase}"):
                 if not self.traces:
                     self.check_agreement()
                 self.tower.trace(tower, specs)

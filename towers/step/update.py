@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
-from towers.graph.merged import with_merged_repeats
+from towers.graph.merged import merge_repeats
 from towers.machine.devices import short_name
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step import structures
@@ -30,14 +30,13 @@ def update(
         with tf.name_scope(structures.SUM):
             loss, *sums = add_tree(tree)
         optimizer.apply([join_lookups(g, v.shape) for g, v in zip(sums, variables)], variables)
-        return loss, sums[len(variables):]
+        return merge_repeats((loss, sums[len(variables):]))
 
-    program = with_merged_repeats(update_program)
     with custom_gradients_forgotten():
         if not any(isinstance(value, tf.IndexedSlices) for value in tf.nest.flatten(tree)):
-            function = tf.function(program, autograph=False, jit_compile=True)
+            function = tf.function(update_program, autograph=False, jit_compile=True)
             traced = function.get_concrete_function(tree)
             if len({short_name(variable.device) for variable in traced.graph.variables}) <= 1:
                 return traced(tree)
         # XLA can compile neither IndexedSlices nor variables on several devices.
-        return tf.function(program, autograph=False)(tree)
+        return tf.function(update_program, autograph=False)(tree)
