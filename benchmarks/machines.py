@@ -4,12 +4,15 @@
 
     python benchmarks/machines.py --parts=scaling --workloads=cnn,gru --rounds=3
 
-There are four parts, each with its own rows in the CSV:
+There are five parts, each with its own rows in the CSV:
 
     training    2 workers x 1 tower against 1 worker x 2 towers: the same run, examples per second
     exchange    milliseconds of the sum over W workers, against TensorFlow's ring all-reduce of the
                 same bytes, which adds in an order of its own; and the megabytes a worker sends
     memory      megabytes of each of 2 workers after 200 and after 1,000 steps
+    input       W workers that decode a global batch of 64 JPEG images of 375x500 and resize them to
+                224x224: milliseconds of a batch if each reads only the images of its own tower,
+                against all images
     scaling     one tower against 2, 4 and 8 in one process, and as many workers with a tower each;
                 and against itself without averaging and update, which tells what these cost
 
@@ -18,6 +21,7 @@ All workers share this machine's cores, and loopback is their network.
 
 import statistics
 import sys
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +33,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from benchmarks import rounds  # noqa: E402  (found through the line above)
 from benchmarks.process import run_workers  # noqa: E402
 
-_PARTS = flags.DEFINE_list("parts", ["training", "exchange", "memory"], "Which are measured.")
+_PARTS = flags.DEFINE_list(
+    "parts", ["training", "exchange", "memory", "input"], "Which are measured."
+)
 _WORKLOADS = flags.DEFINE_list("workloads", ["cnn", "mlp41m", "gru"], "That are trained.")
 _WORKERS = flags.DEFINE_list("workers", ["2", "4", "8"], "That exchange.")
 _MEGABYTES = flags.DEFINE_list(
@@ -63,6 +69,8 @@ def measurements(parts: Sequence[str]) -> Any:
             yield from exchange(num_workers)
     if "memory" in parts:
         yield memory()
+    if "input" in parts:
+        yield from map(read_images, [1, *map(int, _WORKERS.value)])
     if "scaling" in parts:
         yield from map(scaling, _WORKLOADS.value)
 
@@ -118,6 +126,31 @@ def memory() -> list[dict[str, Any]]:
         results, names[late], "memory_mb", workload="tiny", num_devices=2, steps=int(late),
         sent_mb="",
     )
+
+
+def read_images(num_workers: int) -> list[dict[str, Any]]:
+    """Own images against all images; a batch takes as long as the slowest worker's."""
+    with tempfile.TemporaryDirectory() as folder:
+        measured = run_workers(
+            "machines_case", num_workers, case="input", folder=folder, rounds=_ROUNDS.value
+        )
+    names = {"own": "own images", "all": "all images"}
+    results = [
+        {names[way]: {
+            **measured[0], "ms": max(worker[way][index] for worker in measured),
+            "peak_memory_mb": max(worker["peak_memory_mb"] for worker in measured),
+        } for way in names}
+        for index in range(_ROUNDS.value)
+    ]
+    rows = rounds.compare(
+        results, names["own"], "ms", workload="images", num_devices=num_workers,
+        steps=measured[0]["calls"], sent_mb="",
+    )
+    print(f"{num_workers} workers  " + "  ".join(
+        f"{name} {statistics.median(result[name]['ms'] for result in results):.0f} ms"
+        for name in names.values()
+    ), flush=True)
+    return rows
 
 
 def scaling(workload: str) -> list[dict[str, Any]]:

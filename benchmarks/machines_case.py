@@ -3,6 +3,7 @@
 `machines.py` starts a group of them; there is no need to call it by hand.
 """
 
+import functools
 import json
 import os
 import statistics
@@ -14,7 +15,8 @@ from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-import tensorflow as tf  # noqa: E402  (TensorFlow reads the variable above)
+import numpy as np  # noqa: E402  (TensorFlow reads the variable above)
+import tensorflow as tf  # noqa: E402
 from absl import app, flags  # noqa: E402
 
 import towers  # noqa: E402
@@ -25,12 +27,18 @@ from benchmarks.contender import (  # noqa: E402
     wait_for_other_workers,
 )
 from benchmarks.workloads import WORKLOADS  # noqa: E402
+from towers.app.datasets.batches import load_examples, shuffled_batches  # noqa: E402
+from towers.app.datasets.image_folder import ImageFiles  # noqa: E402
+from towers.step.exchange import towers_of  # noqa: E402
+from towers.step.sharding import rows_of_towers  # noqa: E402
 
-_CASE = flags.DEFINE_enum("case", "exchange", ["exchange", "memory"], "What is measured.")
+_CASE = flags.DEFINE_enum("case", "exchange", ["exchange", "memory", "input"], "What is measured.")
 _MEGABYTES = flags.DEFINE_list("megabytes", ["4.8"], "The float32 values of each worker, 10**6 B.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "In each, the exchange and the ring take turns.")
 _SECONDS = flags.DEFINE_float("seconds", 0.5, "Of one turn, about.")
 _STEPS = flags.DEFINE_list("steps", ["200", "1000"], "After which the memory is noted.")
+_FOLDER = flags.DEFINE_string("folder", None, "Each worker writes and reads images there.")
+_BATCH, _NUM_BATCHES, _STORED, _SHAPE = 64, 6, (375, 500), (224, 224, 3)  # images
 _NUM_TENSORS = 8  # of equal size: what a step exchanges is packed
 _KEY = 1000  # of the ring's group and its operations: far from those of towers
 _WARM_UP_CALLS = 3
@@ -40,7 +48,7 @@ def main(argv: list[str]) -> None:
     """Prints what `exchange` or `memory` returns."""
     del argv
     towers.logical_cpus(1)
-    measured = exchange() if _CASE.value == "exchange" else memory()
+    measured = {"exchange": exchange, "memory": memory, "input": read_images}[_CASE.value]()
     print(json.dumps(measured))
     sys.stdout.flush()
     wait_for_other_workers()
@@ -122,6 +130,31 @@ def memory() -> dict[str, Any]:
         if index in marks:
             noted[str(index)] = resident_mb()
     return {**noted, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}
+
+
+def read_images() -> dict[str, Any]:
+    """{"own": [ms], "all": [ms]}: what a global batch takes to read and decode, one a round."""
+    workers, folder = towers.join_workers(), Path(_FOLDER.value or "")
+    names = [f"{workers.index}-{number}.jpg" for number in range(_BATCH * _NUM_BATCHES)]
+    generator = np.random.default_rng(0)
+    for name in names:
+        coarse = generator.integers(0, 256, (48, 64, 3)).astype("float32")
+        pixels = tf.cast(tf.image.resize(coarse, _STORED), tf.uint8)
+        (folder / name).write_bytes(tf.io.encode_jpeg(pixels).numpy())
+    labels = np.zeros(len(names), np.int32)
+    examples = load_examples(ImageFiles(folder, names, labels, _SHAPE))
+    count = workers.num_workers
+    own = functools.partial(rows_of_towers, count, towers_of(workers.index, count, count))
+    found: dict[str, list[float]] = {"own": [], "all": []}
+    for index in range(_ROUNDS.value):
+        for way in [*found][:: -1 if index % 2 else 1]:
+            workers.barrier()
+            begin = time.perf_counter()
+            rows = own if way == "own" else None
+            for batch in shuffled_batches(examples, _BATCH, 0, index, rows=rows):
+                del batch
+            found[way].append(1e3 * (time.perf_counter() - begin) / _NUM_BATCHES)
+    return {**found, "calls": _NUM_BATCHES, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}
 
 
 def resident_mb() -> float:

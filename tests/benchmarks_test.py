@@ -192,6 +192,8 @@ def test_the_machines_command_writes_each_part_to_its_csv(tmp_path):
         ("20 MB", "exchange", "ring", "ms", "0"),
         ("tiny", "20 steps", "5 steps", "memory_mb", "0"),  # a round is a worker
         ("tiny", "20 steps", "5 steps", "memory_mb", "1"),
+        ("images", "own images", "all images", "ms", "0"),  # of one worker
+        ("images", "own images", "all images", "ms", "0"),
     ]
     # Of 2 workers each sends half of its sums, and half of its gradients.
     assert [float(row["sent_mb"]) for row in rows[1:3]] == pytest.approx([0.1, 20], rel=0.5)

@@ -39,6 +39,12 @@ def in_each_form(source, num_classes, directory):
     }
 
 
+def write_pixels(path, pixels):
+    """Writes a PNG or JPEG file."""
+    encode = tf.io.encode_png if path.suffix == ".png" else tf.io.encode_jpeg
+    path.write_bytes(encode(pixels.astype(np.uint8)).numpy())
+
+
 def model(input_shape, num_classes):
     return keras.Sequential([
         keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dropout(0.2),

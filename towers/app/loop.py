@@ -63,9 +63,11 @@ class Loop:
             if state.epoch_step == 0:
                 self._tell("on_epoch_begin", state.epoch)
                 run.step.reset_metrics()
+            run.workers.check_same({"epoch": state.epoch, "step": state.epoch_step})
             pace.start_epoch()
             batches = shuffled_batches(
-                run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step
+                run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step,
+                run.step.own_rows,
             )
             count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
             # As in Keras, a stop in mid-epoch leaves only validation; before an epoch, one step.
@@ -169,7 +171,8 @@ def evaluate(
     tell("on_test_begin")
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
-    for i, batch in enumerate(prefetched(run.step, ordered_batches(run.test, run.batch_size))):
+    batches = ordered_batches(run.test, run.batch_size, run.step.own_rows)
+    for i, batch in enumerate(prefetched(run.step, batches)):
         check()
         tell("on_test_batch_begin", i)
         with values_explained("a batch of the test examples"):

@@ -109,6 +109,7 @@ class Epoch(NamedTuple):
     seed: int | None = None  # the run's seed, which shuffles the examples; None does not shuffle
     number: int = 0  # the number of the epoch, from 0
     change: Callable[[tf.Tensor, Any], Any] | None = None  # (index, x) -> x for each example
+    rows: Callable[..., Any] | None = None  # `TowerStep.own_rows`, for a source that `reads_rows`
 
     @property
     def key(self) -> int:
@@ -121,14 +122,22 @@ class Epoch(NamedTuple):
         return places if self.seed is None else shuffled(places, self.seed, self.number, count)
 
     def indices(self, num_examples: int) -> tf.data.Dataset:
-        """Returns int64 [B] for each batch: order(start_step * B), ..., order(N - 1)."""
+        """Returns int64 [B] for each batch: order(start_step * B), ..., order(N - 1).
+
+        If this worker does not need x of an example, ~index, which is negative, stands for it.
+        """
         size = self.batch_size
 
         @as_written
         def indices_of(step: tf.Tensor) -> tf.Tensor:
             begin = step * size
             end = tf.minimum(begin + size, num_examples)
-            return self.order(tf.range(begin, end), num_examples)
+            index = self.order(tf.range(begin, end), num_examples)
+            if self.rows is None:
+                return index
+            row = tf.range(tf.size(index))
+            first, last = self.rows(tf.size(index))
+            return tf.where((row >= first) & (row < last), index, ~index)
 
         steps = tf.data.Dataset.range(self.start_step, num_steps(num_examples, size))
         return steps.map(indices_of)
@@ -168,6 +177,7 @@ Batches: TypeAlias = "tf.data.Dataset | ExplainedBatches"
 class DataSource:
     """Gives the examples of one split."""
 
+    reads_rows = False  # whether it obeys `Epoch.rows`: it can give y without reading x
     num_examples: int  # N
     labels: Any  # all labels in the order of the split; None if they can only be read one by one
 
@@ -205,6 +215,8 @@ class InMemory(DataSource):
 
     parts: tuple[Any, ...]  # (x [N, ...], y [N]), or structures of such arrays
 
+    reads_rows = True
+
     @property
     def num_examples(self) -> int:  # type: ignore[override]
         return int(tf.nest.flatten(self.parts)[-1].shape[0])
@@ -234,7 +246,8 @@ class InMemory(DataSource):
         # The function captures the tensors: constants are limited to protobuf's 2 GB.
         @as_written
         def rows(index: tf.Tensor) -> Any:
-            return index, tf.nest.map_structure(lambda part: gather_rows(part, index), parts)
+            place = tf.maximum(index, ~index)
+            return index, tf.nest.map_structure(lambda part: gather_rows(part, place), parts)
 
         return of_batches(epoch.indices(self.num_examples).map(rows), epoch)
 

@@ -12,8 +12,7 @@
                              +
 
 The tree is the one in `averaging`. Its shape depends on the number of towers alone, so the sum has
-the same bits on any number of workers. Every worker has the global batch, and needs only the sizes
-of the other workers' shards.
+the same bits on any number of workers. A worker needs only the sizes of other workers' shards.
 """
 
 from collections.abc import Sequence

@@ -34,18 +34,30 @@ def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
 
 def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     """Splits tensors [N, ...], N >= 1 static or not, into T shards, in order; None is kept."""
-    num_examples, tower = batch_size(batch), tf.range(num_towers)
-    # Compute all bounds in few operations, because tracing an operation takes a millisecond.
-    quotient, remainder = num_examples // num_towers, num_examples % num_towers
-    sizes = quotient + tf.cast(tower < remainder, tf.int32)
-    begins = tf.minimum(tower * quotient + tf.minimum(tower, remainder), num_examples - 1)
-    ends = begins + tf.maximum(sizes, 1)
+    num_examples = batch_size(batch)
+    begins, ends, sizes = _bounds(num_examples, num_towers)
     shares = tf.cast(sizes, tf.float64) / tf.cast(num_examples, tf.float64)
     columns = begins[:, tf.newaxis], ends[:, tf.newaxis], sizes, shares  # bounds are [1] each
     return [
         Shard(map_tensors(lambda v: take_rows(v, begin, end), batch), size, share)
         for begin, end, size, share in zip(*map(tf.unstack, columns), strict=True)
     ]
+
+
+def rows_of_towers(num_towers: int, towers: range, num_examples: Any) -> tuple[Any, Any]:
+    """Returns the first row and the row after the last one in the shards of some of T towers."""
+    begins, ends, _ = _bounds(num_examples, num_towers)
+    return begins[towers.start], ends[towers.stop - 1]
+
+
+def _bounds(num_examples: Any, num_towers: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Returns each shard's first row, the row after its last one, and its size n_t; int32 [T]."""
+    # Compute all bounds in few operations, because tracing an operation takes a millisecond.
+    tower = tf.range(num_towers)
+    quotient, remainder = num_examples // num_towers, num_examples % num_towers
+    sizes = quotient + tf.cast(tower < remainder, tf.int32)
+    begins = tf.minimum(tower * quotient + tf.minimum(tower, remainder), num_examples - 1)
+    return begins, begins + tf.maximum(sizes, 1), sizes
 
 
 def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:

@@ -11,6 +11,7 @@
               [parameters] <- one update         5. optimizer.apply, once
 """
 
+import functools
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -66,6 +67,7 @@ class Step:
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
         policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
+        own_rows: bool = False,
     ) -> None:
         """
         Args:
@@ -101,6 +103,9 @@ class Step:
             noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
                 which most examples are wasted, estimated over all batches since `reset_metrics`.
                 It needs two towers. The weights keep their bits.
+            own_rows: whether each of several workers passes an x that has the right rows only for
+                its own towers; the other rows may be zeros. y and sample_weight belong to the
+                global batch. The workers then compare y and sample_weight, but not x.
 
         Raises:
             ValueError: an argument is wrong, a device does not exist, or the model is not built.
@@ -126,6 +131,8 @@ class Step:
         self.batch_norm = batch_norm or "average"
         self.exchange = make_exchange(self.cluster, num_towers)
         self.local_towers = self.exchange.local_towers
+        find_rows = functools.partial(sharding.rows_of_towers, num_towers, self.local_towers)
+        self.own_rows = find_rows if own_rows else None  # N -> the rows that this worker needs
         self.tower_devices = devices_lib.place_towers(len(self.local_towers), firsts)
         if devices is None and (shared := undivided_cpu(len(self.local_towers), is_chosen)):
             warnings.warn(shared, stacklevel=2)
@@ -189,7 +196,8 @@ class Step:
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """Splits the global batch into T shards (arrow 1)."""
         with tf.name_scope(structures.SPLIT), tf.device(HOST):
-            self.exchange.check_same_batch(batch)
+            count = tf.range(sharding.batch_size(batch))  # stands for an x that may differ
+            self.exchange.check_same_batch((count, *batch[1:]) if self.own_rows else batch)
             shards = sharding.shard_batch(batch, self.num_towers)
         for tower, values in zip(self.local_towers, placed or []):
             shards[tower] = shards[tower]._replace(values=values)

@@ -35,13 +35,8 @@ def _folder(tmp_path):
         name = f"{index:02}.{('png', 'jpg')[index % 2]}"
         path = tmp_path / "images" / part / f"class {index % 2}" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_pixels(path, pixels)
+        loading.write_pixels(path, pixels)
     return tmp_path / "images"
-
-
-def write_pixels(path, pixels):
-    encode = tf.io.encode_png if path.suffix == ".png" else tf.io.encode_jpeg
-    path.write_bytes(encode(pixels.astype(np.uint8)).numpy())
 
 
 @pytest.fixture(name="_streamed")
@@ -118,7 +113,7 @@ def test_the_digest_is_that_of_names_sizes_and_labels(folder):
     path.write_bytes(path.read_bytes()[:-9] + bytes(9))
     assert digests() == before
     for change in (
-        lambda: write_pixels(folder / "train" / "class 1" / "01.jpg", np.zeros((2, 2, 3))),
+        lambda: loading.write_pixels(folder / "train" / "class 1" / "01.jpg", np.zeros((2, 2, 3))),
         lambda: (folder / "train" / "class 1" / "01.jpg").rename(folder / "train/class 1/02.jpg"),
         lambda: (folder / "train" / "class 1" / "02.jpg").rename(folder / "train/class 0/02.jpg"),
     ):
@@ -183,7 +178,7 @@ def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
     values = json.loads((tmp_path / "run" / "config.json").read_text())
     assert values["image_size"] == "6x7x3"
     for path in folder.rglob("*.png"):
-        write_pixels(path, np.zeros((9, 9, 1)))
+        loading.write_pixels(path, np.zeros((9, 9, 1)))
     given = file_config(tmp_path / "run" / "final.keras", {"num_gpus": 1})
     evaluate_file(given, tmp_path / "run" / "final.keras", Report())
     assert "images of 6x7x3" in capsys.readouterr().out

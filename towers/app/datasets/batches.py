@@ -8,19 +8,19 @@ buffer, by the same seed and epoch. Iterables with a state are not shuffled. The
 CPU's memory, where a step cuts them into shards; it copies one shard to each device.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import keras
+import tensorflow as tf
 
 from towers.app.datasets import augment as augment_lib
 from towers.app.datasets.augment import example_seed
 from towers.app.datasets.dataset import Split
 from towers.app.datasets.pixels import with_bytes
 from towers.app.datasets.user import source_of
-from towers.resume import source as source_lib
-from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written
+from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written, sha256
 
 
 class Examples(NamedTuple):
@@ -56,22 +56,27 @@ def load_examples(
 
 def digest(examples: Examples) -> str:
     """Returns the SHA-256 of a split's size and its source's `identity`."""
-    count = str(examples.num_examples).encode()
-    return source_lib.sha256(itertools.chain([count], examples.source.identity()))
+    return sha256([b"%d" % examples.num_examples, *examples.source.identity()])
 
 
 def shuffled_batches(
-    examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0
+    examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0,
+    rows: Any = None,
 ) -> Batches:
     """Returns the shuffled global batches of an epoch, after `start_step` steps that are done.
 
     Batches, such as (x [B, ...], y [B]), are changed by `augment` and `mix`; the last one may be
-    shorter. seed: the seed of the run. epoch: the number of the epoch, from 0.
+    shorter. seed: the seed of the run. epoch: the number of the epoch, from 0. rows: None, or
+    `TowerStep.own_rows`: a source that `reads_rows` neither reads nor changes x in other rows.
     """
-    rest = Epoch(batch_size, start_step, seed, epoch)
+    rest = Epoch(batch_size, start_step, seed, epoch, rows=rows)
     key, augment, mix = rest.key, examples.augment, examples.mix
     if augment is not None:
-        rest = rest._replace(change=lambda index, x: augment(x, example_seed(key, index)))
+        def change(index: tf.Tensor, x: Any) -> Any:
+            changed = partial(augment, x, example_seed(key, index))
+            return changed() if rows is None else tf.cond(index < 0, lambda: x, changed)
+
+        rest = rest._replace(change=change)
     batches = _batches(examples, rest)
     if mix is None:
         return batches
@@ -80,9 +85,9 @@ def shuffled_batches(
     return batches.enumerate(start_step).map(mixed)
 
 
-def ordered_batches(examples: Examples, batch_size: int) -> Batches:
+def ordered_batches(examples: Examples, batch_size: int, rows: Any = None) -> Batches:
     """Returns the global batches of a split, not shuffled; the last one may be shorter."""
-    return _batches(examples, Epoch(batch_size))
+    return _batches(examples, Epoch(batch_size, rows=rows))
 
 
 def _batches(examples: Examples, epoch: Epoch) -> Batches:

@@ -44,6 +44,7 @@ class ImageFiles(DataSource):
     shape: Shape  # (height, width, channels); each image is resized to it
 
     how = "decoded while training runs"
+    reads_rows = True
 
     @property
     def num_examples(self) -> int:  # type: ignore[override]
@@ -63,7 +64,7 @@ class ImageFiles(DataSource):
         @as_written
         def image(index: tf.Tensor) -> tuple[tf.Tensor, Any]:
             pixels = tf.numpy_function(self._pixels, [index], tf.float32, stateful=False)
-            return index, (tf.ensure_shape(pixels, self.shape), labels[index])
+            return index, (tf.ensure_shape(pixels, self.shape), labels[tf.maximum(index, ~index)])
 
         indices = epoch.indices(self.num_examples)
         # With AUTOTUNE, each epoch would take longer.
@@ -81,6 +82,8 @@ class ImageFiles(DataSource):
             return np.stack(list(pool.map(self._pixels, range(self.num_examples))))
 
     def _pixels(self, index: int) -> np.ndarray:
+        if index < 0:  # another worker needs it
+            return np.zeros(self.shape, np.float32)
         return decode(self.directory / self.names[index], self.shape)
 
 

@@ -52,7 +52,7 @@ class RandomAccess(DataSource):
 
     def indices(self, epoch: Epoch) -> tf.data.Dataset:
         """Returns the indices of each batch's examples, int64 [B]."""
-        return epoch.indices(self.num_examples)
+        return epoch._replace(rows=None).indices(self.num_examples)  # y is read with x
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns the batches that arrays in memory would give. Iterating may raise ValueError."""
@@ -164,7 +164,7 @@ class Stateful(RandomAccess):
 
     def indices(self, epoch: Epoch) -> tf.data.Dataset:
         first = epoch.number * self.num_examples
-        in_order = epoch._replace(seed=None).indices(self.num_examples)
+        in_order = epoch._replace(seed=None, rows=None).indices(self.num_examples)
         return in_order.map(as_written(lambda indices: indices + first))
 
     def state(self, epoch: int, examples_done: int) -> Any:
