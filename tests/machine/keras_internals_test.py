@@ -129,6 +129,18 @@ def test_stored_in():
     assert int(other) == 6 and int(optimizer.iterations) == 0
 
 
+def test_store_in_and_slices_updated():
+    parameter, optimizer = keras.Variable([[1.0], [2.0]]), keras.optimizers.SGD(1.0, momentum=0.5)
+    optimizer.build([parameter])
+    variables, parts = [parameter, optimizer.variables[2]], [tf.Variable([[i]]) for i in (3.0, 4.0)]
+    with keras_internals.slices_updated(optimizer, variables, parts):
+        optimizer.apply([tf.constant([[1.0]])], [parameter])
+    assert [float(part[0, 0]) for part in parts] == [4.0, 1.0]
+    assert [v.shape for v in variables] == [(2, 1)] * 2 and float(parameter.value[1, 0]) == 2.0
+    keras_internals.store_in(parameter, parts[0])
+    assert parameter.numpy().tolist() == [[4.0]]
+
+
 def test_optimized_variables():
     variables, adam = [keras.Variable([1.0]), keras.Variable([2.0])], keras.optimizers.Adam
     for optimizer in (adam(), keras.optimizers.LossScaleOptimizer(adam())):

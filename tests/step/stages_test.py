@@ -111,7 +111,7 @@ def test_models_without_stages_are_refused(model, error):
 
 
 def test_xla_does_not_compile_stages_nor_are_there_copies():
-    for refused in ({"jit_compile": True}, {"strategy": "auto"}):  # the latter is train.py's
+    for refused in ({"jit_compile": True}, {"strategy": "sharded"}):
         with pytest.raises(ValueError, match="does not go with"):
             check_stages(2, None, **refused)
     model = chain(4, 4)

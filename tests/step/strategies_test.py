@@ -1,8 +1,8 @@
-"""A copy of the parameters on every device: the bits of one set of them, and never a stale one."""
+"""A copy of the parameters on every device, whole or in slices: the bits of one set of them."""
 
 import dataclasses
+import functools
 import json
-from functools import partial
 
 import keras
 import numpy as np
@@ -14,15 +14,36 @@ from tests.parallel.pairs import Own
 from tests.step import small_step
 from tests.step.small_step import dense
 from towers.machine.devices import CPU, GPU, REHEARSAL
+from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.step.strategies import ParameterServer
 
-L = keras.layers
+L, optimizers = keras.layers, keras.optimizers
 LOSS = "sparse_categorical_crossentropy"
 
 
-def embedded():
-    return [keras.Input((6,), dtype="int32"), L.Embedding(20, 5), L.Flatten(),
+def embedded(width=5):
+    return [keras.Input((6,), dtype="int32"), L.Embedding(20, width), L.Flatten(),
             L.Dense(3, activation="softmax")]
+
+
+def wide():
+    return [keras.Input((6,)), L.Dense(67, activation="tanh"), L.Dense(3, activation="softmax")]
+
+
+class Adds(L.Layer):
+    def build(self, shape):
+        self.total = self.add_weight(shape=shape[1:], initializer="zeros", trainable=False)
+
+    def call(self, x):
+        self.total.assign(self.total + tf.reduce_sum(x, 0))  # also when it predicts
+        return x
+
+
+def odd():
+    """Kernels [6, 67], [67, 130], [3, 13, 66] and [528, 65] are cut; the others stay whole."""
+    return [*wide()[:2], L.BatchNormalization(), Adds(), L.Dense(130), L.Reshape((10, 13)),
+            L.Conv1D(66, 3), L.Flatten(), L.Dense(65), L.Dense(64, kernel_constraint="max_norm"),
+            *wide()[2:]]
 
 
 def make_step(strategy="mirrored", num_devices=3, **options):
@@ -80,6 +101,64 @@ def test_copies_have_the_bits_of_one_set_of_parameters(name):
     assert found[0] == found[1]
 
 
+SLICED = {
+    "averaged": lambda: optimizers.Adam(
+        0.1, use_ema=True, weight_decay=0.1, ema_overwrite_frequency=3),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "accumulated": lambda: optimizers.AdamW(gradient_accumulation_steps=2, clipvalue=0.01),
+    "decaying": decaying, "RMSprop": lambda: optimizers.RMSprop(centered=True),
+    **{kind: getattr(optimizers, kind) for kind in ("Adagrad", "Adadelta", "Adamax", "Nadam",
+                                                    "Lion")},
+}
+LAYERS = {"odd": odd, "embedded": functools.partial(embedded, 70)}
+
+
+@functools.cache
+def trained_whole(optimizer, layers):
+    return trained(make_step("parameter_server", 1, optimizer=SLICED[optimizer](),
+                             layers=LAYERS[layers]))
+
+
+@pytest.mark.telling("averaged-3-odd", "momentum-2-embedded")
+@pytest.mark.parametrize("layers", LAYERS)
+@pytest.mark.parametrize("count", [2, 3, 8])
+@pytest.mark.parametrize("optimizer", SLICED)
+def test_slices_have_the_bits_of_one_device(optimizer, count, layers):
+    step = make_step("sharded", count, optimizer=SLICED[optimizer](), layers=LAYERS[layers])
+    assert trained(step) == trained_whole(optimizer, layers)
+    rows, width = step.model.weights[0].shape
+    slots = [v.value for v in step.optimizer.variables if v.shape == (rows, width)]
+    assert all(part.shape == (-(-rows // count), width) for v in slots for part in v.slices)
+
+
+@pytest.mark.parametrize("strategies", [
+    ("parameter_server", "sharded"), ("sharded", "mirrored")], ids="-".join)
+def test_variables_move_between_strategies(strategies, tmp_path):
+    before, after = (make_step(strategy, layers=wide) for strategy in strategies)
+    before.train_batch(*batch(9))
+    saved, new = ({name: variables_of(step)[name] for name in ("model", "optimizer")}
+                  for step in (before, after))
+    assign_arrays(new, copy_arrays(saved), tmp_path)
+    before.reset_metrics()
+    assert trained(before) == trained(after)
+
+
+def test_slots_in_slices_belong_to_one_set_of_devices():
+    def make(strategy, count):
+        devices = [f"/cpu:{i}" for i in range(count)]
+        return towers.TowerStep(whole.model, whole.optimizer, LOSS, strategy=strategy, policy=GPU,
+                                devices=devices, num_towers=3)
+
+    whole = make_step(layers=wide, optimizer=optimizers.Adam())
+    whole.train_batch(*batch(8))
+    make("sharded", 2).train_batch(*batch(8))
+    for arguments in [("sharded", 3), ("parameter_server", 2)]:
+        with pytest.raises(ValueError, match="in slices on /cpu:0, /cpu:1, by an earlier"):
+            make(*arguments).train_batch(*batch(8))
+    with pytest.raises(tf.errors.OpError):
+        whole.train_batch(*batch(8))
+
+
 def test_each_device_adds_a_slice_and_updates_its_own_copy():
     """The graph: 8 updates, one on each device, and no sum of all gradients travels whole."""
     step = make_step(num_devices=8, layers=lambda: [keras.Input((6,)), L.Dense(800)])
@@ -94,14 +173,19 @@ def test_each_device_adds_a_slice_and_updates_its_own_copy():
     assert sorted(set(cuts)) == [d.lower() for d in devices]
 
 
-@pytest.mark.matrix
-def test_what_others_assign_is_seen_by_the_next_call():
-    ours, theirs = make_step(), make_step("parameter_server")
+@pytest.mark.parametrize("strategy", ["mirrored", "sharded"])
+def test_what_others_assign_is_seen_by_the_next_call(strategy):
+    """Also at the first call, and after it, of a step whose copies are trusted."""
+    ours, theirs = make_step(strategy, layers=wide), make_step("parameter_server", layers=wide)
     for step in (ours, theirs):
+        step.strategy.trust(True)
         step.train_batch(*batch(16))
+        step.train_batch(*batch(16))
+        step.strategy.trust(False)
         for variable in step.model.trainable_variables:
             variable.assign(0.5 * variable)
         step.optimizer.learning_rate = 0.5
+        step.strategy.trust(True)
         step.test_batch(*batch(7))
         step.train_batch(*batch(16))
     assert bits(ours) == bits(theirs)
@@ -114,7 +198,7 @@ def test_in_one_memory_there_is_nothing_to_copy_to():
 
 
 @pytest.mark.parametrize("act, said", [
-    (lambda: make_step("everywhere"), "'everywhere'.* must be one of parameter_server, mirrored"),
+    (lambda: make_step("everywhere"), "'everywhere'.* must be one of parameter_server, mirr"),
     (lambda: make_step("async"), "strategy=async: towers is synchronous.* experiments.staleness"),
     (lambda: make_parallel("async"), "strategy=async: .* strategy=parameter_server"),
     (lambda: make_step(devices=["/cpu:1", "/cpu:2"]), r"is on /cpu:0, .* tf.device\('/cpu:1'\)"),
@@ -122,6 +206,18 @@ def test_in_one_memory_there_is_nothing_to_copy_to():
 def test_what_cannot_be_mirrored_is_refused(act, said):
     with pytest.raises(ValueError, match=said):
         act()
+
+
+@pytest.mark.parametrize("make, said", [
+    (optimizers.Adafactor, "Adafactor may need whole parameters.* one of Keras' own SGD, Adam"),
+    (lambda: optimizers.LossScaleOptimizer(optimizers.SGD()), "LossScaleOptimizer may"),
+    (lambda: type("Own", (optimizers.SGD,), {})(), "Own may"),
+    (lambda: optimizers.SGD(clipnorm=1.0), r"sharded: clipnorm \(1.0\) needs the norm.*=mirrored"),
+    (lambda: optimizers.SGD(global_clipnorm=1.0), r"global_clipnorm \(1.0\) needs the norm"),
+])
+def test_an_optimizer_of_whole_tensors_is_refused_with_slices(make, said):
+    with pytest.raises(ValueError, match=said):
+        make_step("sharded", optimizer=make())
 
 
 def test_an_optimizer_that_hides_a_variable_is_refused():
@@ -140,7 +236,7 @@ def test_an_optimizer_that_hides_a_variable_is_refused():
 def make_parallel(strategy, model=None, count=4):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
-        model = keras.Sequential(dense()) if model is None else model
+        model = keras.Sequential(wide()) if model is None else model
     parallel = towers.make_parallel(model, count, strategy=strategy)
     parallel.compile(keras.optimizers.Adam(0.1, use_ema=True), LOSS, metrics=["accuracy"])
     return parallel
@@ -159,22 +255,23 @@ class ShrinksEachStep(keras.callbacks.Callback):
 
 @pytest.mark.telling("SwapEMAWeights")
 @pytest.mark.parametrize("callback", [
-    Shrinks, ShrinksEachStep, partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True),
+    Shrinks, ShrinksEachStep, functools.partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True),
 ], ids=["epochs", "steps", "SwapEMAWeights"])
 def test_a_fit_sees_what_callbacks_assign(callback, monkeypatch, recwarn):
     """SwapEMAWeights assigns past Keras' variables, before and after each evaluation."""
     monkeypatch.setenv(REHEARSAL, "1")
     found = []
-    for strategy in ("parameter_server", "mirrored"):
+    for strategy in ("parameter_server", "mirrored", "sharded"):
         parallel = make_parallel(strategy, count=3)
         data = {"validation_data": batch(11), "callbacks": [callback()]}
         history = parallel.fit(*batch(43), batch_size=10, epochs=3, verbose=0, **data).history
         values = parallel.evaluate(*batch(11), verbose=0), parallel.predict(batch(5)[0], verbose=0)
-        weights = [v.numpy().tobytes() for v in parallel.variables]
+        of_optimizer = parallel.optimizer.variables
+        weights = [v.numpy().tobytes() for v in [*parallel.variables, *of_optimizer]]
         found.append([history, *map(str, values), weights])
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
     warned = [str(w.message) for w in recwarn if "strategy=mirrored" in str(w.message)]
-    assert len(warned) == (callback is ShrinksEachStep)
+    assert len(warned) == 2 * (callback is ShrinksEachStep)
     if warned:
         assert "ShrinksEachStep may assign" in warned[0] and "each of 2 devices" in warned[0]
 
@@ -206,10 +303,13 @@ def run(tmp_path, name, **options):
 
 
 @pytest.mark.matrix
-def test_a_run_goes_on_under_another_strategy_and_its_files_hold_no_copy(tmp_path, monkeypatch):
+@pytest.mark.parametrize("strategy", ["mirrored", "sharded"])
+def test_a_run_goes_on_under_another_strategy_and_its_files_hold_no_copy(
+    strategy, tmp_path, monkeypatch,
+):
     monkeypatch.setenv(REHEARSAL, "1")
     run(tmp_path, "whole")
-    run(tmp_path, "parts", strategy="mirrored", max_steps=5)
+    run(tmp_path, "parts", strategy=strategy, max_steps=5)
     towers.train(towers.TrainConfig(resume=str(tmp_path / "parts"), strategy="parameter_server",
                                     max_steps=8))
     resumed = json.loads((tmp_path / "parts" / "config.json").read_text())

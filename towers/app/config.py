@@ -101,7 +101,8 @@ class TrainConfig:
         "parameters, /cpu:0 or /gpu:0. The CPU is equally near to all GPUs.")
     strategy: str = choice("parameter_server", (*choices.STRATEGIES, choices.ASYNC), "The place of "
         "the parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
-        "copy of them and of the optimizer's state on each GPU; it gives the results of "
+        "copy of them and of the optimizer's state on each GPU. sharded holds a copy of them, and "
+        "divides the update and the optimizer's state among the GPUs. Both give the results of "
         "`variable_device`=gpu. async is an error.", Role.FREE)
     gpus_per_tower: int = count(1, "The number of GPUs that share the layers of each tower, in as "
         "many stages, for a model that does not fit into one GPU. With `accumulate`=8, 8 towers "

@@ -1,7 +1,7 @@
 """Lists the choices for options of a step, for library and flags; imports no TensorFlow."""
 
 BATCH_NORM = ("average", "synchronized", "tower0")
-STRATEGIES = ("parameter_server", "mirrored")
+STRATEGIES = ("parameter_server", "mirrored", "sharded")
 NONFINITE = ("apply", "stop", "skip")
 ASYNC = "async"
 ASYNC_REFUSED = (

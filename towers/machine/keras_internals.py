@@ -164,6 +164,38 @@ def stored_in(variables: Sequence[keras.Variable], others: Sequence[tf.Variable]
         yield
 
 
+def store_in(variable: keras.Variable, other: Any) -> None:
+    """Makes a Keras variable keep its value in `other`, which it reads and assigns."""
+    variable._value = other
+
+
+@contextmanager
+def slices_updated(
+    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable],
+    slices: Sequence[tf.Variable],
+) -> Iterator[None]:
+    """Inside the context, an optimizer updates slices of its parameters, and of their slots.
+
+    variables: parameters and slots; slices: the tf.Variables that take their places.
+    """
+    key_of = optimizer._var_key
+    keys = {
+        key_of(part): key_of(variable)  # by which the optimizer finds a parameter's slots
+        for variable, part in zip(variables, slices, strict=True)
+        if isinstance(variable.value, tf.Variable)
+    }
+
+    def find_key(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda variable: keys.get(original(variable), original(variable))
+
+    with ExitStack() as stack:
+        stack.enter_context(replaced(optimizer, "_var_key", find_key))
+        stack.enter_context(stored_in(variables, slices))
+        for variable, part in zip(variables, slices, strict=True):
+            stack.enter_context(replaced_by(variable, "_shape", tuple(part.shape)))
+        yield
+
+
 def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
     """Returns the variables that a built optimizer updates; `variables` lists only its state."""
     return optimizer._trainable_variables

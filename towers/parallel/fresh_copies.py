@@ -30,10 +30,10 @@ def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
     ]
     if found and strategy.num_copies:
         warnings.warn(
-            f"strategy=mirrored: {', '.join(dict.fromkeys(found))} may assign to parameters "
-            f"between steps, so that {strategy.num_bytes / 1e6:.1f} MB are copied to each of "
-            f"{strategy.num_copies} devices before every step. Use a callback without hooks of "
-            "batches, or strategy=parameter_server.", stacklevel=2,
+            f"strategy=mirrored or sharded: {', '.join(dict.fromkeys(found))} may assign to "
+            f"parameters between steps, so that {strategy.num_bytes / 1e6:.1f} MB are copied to "
+            f"each of {strategy.num_copies} devices before every step. Use a callback without "
+            "hooks of batches, or strategy=parameter_server.", stacklevel=2,
         )
     return not found
 

@@ -72,8 +72,8 @@ def make_parallel(
             for each `gpus_per_tower` devices.
         batch_norm: "average", "tower0" or "synchronized", see `TowerStep`. Default: "average", with
             a warning.
-        strategy: "parameter_server" keeps the parameters on the CPU, and "mirrored" keeps a copy on
-            each device.
+        strategy: "parameter_server" keeps the parameters on the CPU, "mirrored" keeps a copy on
+            each device, and "sharded" also divides update and slots among the devices.
         gpus_per_tower: the number of devices that share the layers of one tower.
         stages: with `gpus_per_tower`, the names of the layers that begin the second and later
             stages. Default: stages are balanced by bytes.
@@ -130,7 +130,8 @@ def parallel_on(
     """Returns the parallel model for these devices; `options` are further fields of `Towers`."""
     is_parallel = isinstance(model, ParallelModel)
     given, plain = towers_of(model).plain if is_parallel else model, model.__class__
-    is_mirrored = options.get("strategy") == "mirrored" and not policy_of(devices).shares_memory
+    has_copies = options.get("strategy") in ("mirrored", "sharded")
+    is_mirrored = has_copies and not policy_of(devices).shares_memory
     towers = Towers(
         given, {} if model.built else dict(vars(given)), devices[0] if is_mirrored else HOST,
         devices, num_towers, **options,

@@ -132,7 +132,7 @@ def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: An
 _COPIES = "a device of a stage needs that stage's parameters alone. Use strategy=parameter_server."
 _REFUSED: dict[tuple[str, Any], str] = {
     ("strategy", "mirrored"): _COPIES,
-    ("strategy", "auto"): _COPIES,
+    ("strategy", "sharded"): _COPIES,
     ("batch_norm", "synchronized"): "towers would wait for each other within a stage. Use "
     "batch_norm=average and no layer with synchronized=True, or fewer and larger towers.",
     ("jit_compile", True): "XLA would compile each stage separately, which changes the bits. Use "

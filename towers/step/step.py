@@ -92,7 +92,9 @@ class Step:
                 compiles small recurrent layers on machines without GPUs. "compiled" only follows
                 `model.jit_compile`; for a model that is not compiled, it equals "auto".
             strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
-                copy on every tower device. Both give the same bits.
+                copy on every tower device. "sharded" divides the update and the optimizer's slots
+                among the copies, for optimizers that update each element separately. All give the
+                same bits.
             gpus_per_tower: the number of devices that share the layers of one tower, in as many
                 stages. Any number gives the same bits.
             stages: the names of the layers that begin the second and later stages. Default: stages

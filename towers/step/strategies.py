@@ -1,4 +1,4 @@
-"""Keeps the parameters in one place, or a copy of them on every device.
+"""Keeps the parameters in one place, or a copy of them on every device, whole or in slices.
 
     parameter_server                      mirrored
 
@@ -9,7 +9,10 @@
         \\         /                             |  <-- slices' sums -->   |
       [parameters] <- one update            [parameters] <- update    [copy] <- the same update
 
-Both add in the order of one tree and use the same traced update, so results are bit-identical. If
+With "sharded", each device keeps the sum of its slice, updates this slice of the parameters and of
+the optimizer's slots, and sends the new parameters to the others.
+
+All add in the order of one tree and use the same traced update, so results are bit-identical. If
 layers are in stages, the parameter server sends each device only its stage's parameters.
 """
 
@@ -25,12 +28,15 @@ import tensorflow as tf
 
 from towers.graph.merged import merge_repeats
 from towers.machine.devices import HOST, Policy, short_name
-from towers.machine.keras_internals import stored_in
+from towers.machine.keras_internals import slices_updated, stored_in
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.checks import check_strategy
 from towers.step.exchange import Exchange
 from towers.step.lookups import join_lookups
+from towers.step.slices import (
+    SlicedVariable, check_elementwise, check_slots, cut_shapes, join_slices, put_in_slices, slice_of
+)
 from towers.step.stages import Stages
 from towers.step.structures import components, packed
 from towers.step.transfers import pack, packages, spread, unpack
@@ -42,9 +48,11 @@ class ParameterServer:
 
     packed: whether small values travel as one vector for each dtype.
     num_bytes, num_copies: the bytes that a refresh sends to each copy; the number of copies.
+    sliced_on: the devices that keep slices of the optimizer's slots.
     """
 
     num_bytes, num_copies = 0, 0
+    sliced_on: Sequence[str] = ()
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
@@ -102,6 +110,7 @@ class ParameterServer:
         callbacks, checkpoints and traced functions refer to them. If a parameter is on another
         device, too, nothing is copied: no program of one device can update both.
         """
+        check_slots(self.optimizer, self.sliced_on)
         for variable, copy in zip(self._away_variables, self._beside, strict=True):
             copy.assign(variable.value)
         with stored_in(self._away_variables, self._beside):
@@ -153,18 +162,30 @@ class Sums(list):
 class Mirrored(ParameterServer):
     """Keeps a copy of parameters and optimizer on every device; the first device has the originals.
 
+    If it is sharded, each device keeps and updates a slice of the large slots and parameters.
     Files, callbacks and metrics use only the model's variables. Values that others assign to them
     are copied when a step begins, unless `trust` says that there are none.
     """
 
     def __init__(
         self, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
-        devices: Sequence[str], policy: Policy, exchange: Exchange,
+        devices: Sequence[str], policy: Policy, exchange: Exchange, *, is_sharded: bool = False,
     ) -> None:
         """`devices`: the devices of this worker's towers; the first is the parameter device."""
         super().__init__(optimizer, parameters, devices[0], policy, exchange)
         self._devices = list(devices)
-        self._own = list({id(v): v for v in [*parameters, *optimizer.variables]}.values())
+        self.sliced_on = self._devices if is_sharded else []
+        check_slots(optimizer, self.sliced_on)
+        shapes = cut_shapes(parameters, len(devices)) if is_sharded else set()
+        # Keras does not tell the parameter of a slot, but both have one shape.
+        self._slots = [v for v in optimizer.variables if tuple(v.shape) in shapes]
+        self._parts = {
+            i: SlicedVariable(v.value, devices)
+            for i, v in enumerate(parameters) if tuple(v.shape) in shapes
+        }
+        self._sliced = [*self._parts.values(), *(put_in_slices(v, devices) for v in self._slots)]
+        copied = {id(v): v for v in [*parameters, *optimizer.variables]}
+        self._own = [v for v in copied.values() if all(v is not slot for slot in self._slots)]
         self._copies: dict[str, list[tf.Variable]] = {}
         for device in self._devices[1:]:
             with tf.device(device):
@@ -176,12 +197,14 @@ class Mirrored(ParameterServer):
         self.num_copies = len(self._copies)
         with tf.device(HOST):
             self._is_stale = tf.Variable(True, trainable=False, name="stale")
+            self._stays_stale = tf.Variable(True, trainable=False, name="stays_stale")
         self._is_trusted = False
 
     def trust(self, is_trusted: bool) -> None:
         if is_trusted != self._is_trusted:  # because an assignment takes 50 us
             self._is_trusted = is_trusted
-            self._is_stale.assign(not is_trusted)
+            self._stays_stale.assign(not is_trusted)
+            self._is_stale.assign(True)  # someone may have assigned before this call
 
     def refresh(self) -> None:
         values = [tf.convert_to_tensor(v.value) for v in self._own]
@@ -195,6 +218,7 @@ class Mirrored(ParameterServer):
         def refreshed() -> tf.Tensor:
             with tf.device(self.parameter_device):
                 self.refresh()
+            self._is_stale.assign(self._stays_stale)
             return tf.zeros([])
 
         tf.cond(self._is_stale, refreshed, lambda: tf.zeros([]))
@@ -208,24 +232,43 @@ class Mirrored(ParameterServer):
         return found
 
     def add_up(self, values: list[Values], devices: Sequence[str]) -> Sums:
-        in_slices = packages(values[0]) if self.exchange.is_alone else []  # else workers do it
+        is_cut = [  # the loss comes first; without gradients, other values follow
+            i - 1 in self._parts and getattr(v, "shape", None) == self._parts[i - 1].shape
+            for i, v in enumerate(values[0])
+        ]
+        in_slices = [
+            package for cut in (False, True) for package in packages(
+                [v if cut == is_cut[i] else None for i, v in enumerate(values[0])])
+            if self.exchange.is_alone  # else workers do it
+        ]
         done = {i for chosen, _ in in_slices for i in chosen}
         others = [[None if i in done else v for i, v in enumerate(of)] for of in values]
         added = add_tree(self.reduce(others, devices))
         by_device = spread(added, self.parameter_device, self._devices, packed=self.packed)
         for chosen, shapes in in_slices:
-            slices = self._slices([[of[i] for i in chosen] for of in values], devices)
-            for device in self._devices:
+            cut = is_cut[chosen[0]]
+            slices = self._slices([[of[i] for i in chosen] for of in values], devices, cut)
+            if cut:
+                shapes = [self._parts[i - 1].slices[0].shape for i in chosen]
+            for own, device in zip(slices, self._devices, strict=True):
                 with tf.device(device):
-                    parts = unpack(tf.concat(slices, axis=0), shapes)
+                    parts = unpack(own if cut else tf.concat(slices, axis=0), shapes)
                 for i, part in zip(chosen, parts, strict=True):
                     by_device[device][i] = part
         sums = Sums(by_device[self.parameter_device])
         sums.by_device = by_device
+        for i in filter(is_cut.__getitem__, done):  # the graph of an update drops these
+            found = [by_device[device][i] for device in self._devices]
+            sums[i] = join_slices(found, self._parts[i - 1].shape)
         return sums
 
-    def _slices(self, values: Sequence[Values], devices: Sequence[str]) -> list[tf.Tensor]:
-        """Returns the slices of a package's sum; each device adds one slice and keeps it."""
+    def _slices(
+        self, values: Sequence[Values], devices: Sequence[str], cut: bool
+    ) -> list[tf.Tensor]:
+        """Returns the slices of a package's sum; each device adds one slice and keeps it.
+
+        cut: whether a slice consists of slices of all values.
+        """
         count = len(self._devices)
         parts: dict[range, list[tf.Tensor]] = {}
         for owner, towers in subtrees([self._devices.index(device) for device in devices]):
@@ -233,7 +276,9 @@ class Mirrored(ParameterServer):
             own = [values[tower] for tower in towers]
             added = add_tree(partial_sums(own, [device] * len(own), add_on_devices=True))
             with tf.device(device):
-                parts[towers] = tf.split(pack(added, count), count)
+                parts[towers] = [
+                    pack([slice_of(v, v.shape, k, count) for v in added]) for k in range(count)
+                ] if cut else tf.split(pack(added, count), count)
         sums = []
         for i, device in enumerate(self._devices):
             with tf.device(device):
@@ -246,22 +291,40 @@ class Mirrored(ParameterServer):
         loss, *sums = tree
         program = None
         with self.optimizer_beside_parameters():
-            originals = [v.value.handle for v in self._own]
-            index = {id(handle): i for i, handle in enumerate(originals)}
-            for device in self._devices:
+            copies = {self.parameter_device: [v.value for v in self._own], **self._copies}
+            originals = [*copies[self.parameter_device], *(v.slices[0] for v in self._sliced)]
+            index = {id(variable.handle): i for i, variable in enumerate(originals)}
+            for k, device in enumerate(self._devices):
                 with tf.device(device):
                     gradients = [
                         join_lookups(gradient, v.shape)
                         for gradient, v in zip(tree.by_device[device][1:], self.parameters)
                     ]
+                    for i, part in self._parts.items():
+                        own = slice_of(copies[device][i], part.shape, k, len(self._devices))
+                        part.slices[k].assign(own)
+                        gradients[i] = slice_of(gradients[i], part.shape, k, len(self._devices))
                     if program is None:
                         program, captured = self._program(gradients, index)
-                    copies = self._copies.get(device)
-                    own = originals if copies is None else [copy.handle for copy in copies]
+                    updated = [*copies[device], *(v.slices[k] for v in self._sliced)]
                     program(components(gradients), [
-                        own[index[id(v)]] if id(v) in index else v for v in captured
+                        updated[index[id(v)]].handle if id(v) in index else v for v in captured
                     ])
+        self._send_slices(copies)
         return loss, sums[len(self.parameters):]
+
+    def _send_slices(self, copies: Mapping[str, Sequence[tf.Variable]]) -> None:
+        """Assigns the updated slices of parameters to the copies on each device."""
+        arrived = [
+            spread([tf.convert_to_tensor(part.slices[k]) for part in self._parts.values()],
+                   source, self._devices, packed=self.packed)
+            for k, source in enumerate(self._devices)
+        ]
+        for device in self._devices:
+            with tf.device(device):
+                for j, (i, part) in enumerate(self._parts.items()):
+                    slices = [by_device[device][j] for by_device in arrived]
+                    copies[device][i].assign(join_slices(slices, part.shape))
 
     def _program(self, gradients: Values, own: Collection[int]) -> tuple[Any, list[tf.Tensor]]:
         """Traces the update once; returns a function of V gradients and of all that it captures.
@@ -273,13 +336,16 @@ class Mirrored(ParameterServer):
             self.optimizer.apply(packed(gradients, iter(flat)), self.parameters)
             return merge_repeats(tf.zeros([]))
 
-        with custom_gradients_forgotten(), tf.device(None):
+        replaced = [*(self.parameters[i] for i in self._parts), *self._slots]
+        with custom_gradients_forgotten(), tf.device(None), slices_updated(
+            self.optimizer, replaced, [each.slices[0] for each in self._sliced]
+        ):
             traced = tf.function(traced_update, autograph=False).get_concrete_function(
                 *(tf.TensorSpec(v.shape, v.dtype) for v in components(gradients))
             )
         if any(v.dtype == tf.resource and id(v) not in own for v in traced.captured_inputs):
             raise ValueError(
-                "strategy=mirrored: the optimizer uses a variable that is not among its "
+                "strategy=mirrored or sharded: the optimizer uses a variable that is not among its "
                 "`variables`, and of which devices would have no copy. Use "
                 "strategy=parameter_server."
             )
@@ -300,13 +366,15 @@ def make_strategy(
 ) -> ParameterServer:
     """Returns the strategy of a step; `devices`: the device of each of this worker's towers.
 
-    Devices that share one memory need no copies. Raises ValueError if the name is unknown, or
-    mirrored parameters are not on the first device.
+    Devices that share one memory need no copies. Raises ValueError if the name is unknown,
+    mirrored parameters are not on the first device, or the optimizer does not suit slices.
     """
     check_strategy(name)
-    if name == "mirrored" and policy.shares_memory:
+    if name == "sharded":
+        check_elementwise(optimizer)
+    if name != "parameter_server" and policy.shares_memory:
         warnings.warn(
-            "strategy=mirrored: these devices share one memory: the parameters stay where they "
+            f"strategy={name}: these devices share one memory: the parameters stay where they "
             "are, and no copies are made.", stacklevel=3,
         )
     server = optimizer, parameters, parameter_device, policy, exchange
@@ -319,10 +387,11 @@ def make_strategy(
     if elsewhere:
         at = short_name(elsewhere[0].value.device)
         raise ValueError(
-            f"strategy=mirrored: {elsewhere[0].path} is on {at}, and the model's own variables are "
+            f"strategy={name}: {elsewhere[0].path} is on {at}, and the model's own variables are "
             f"the copy of the first device, {places[0]}. Make the model under "
             f"tf.device({places[0]!r}), or use strategy=parameter_server."
         )
     if len(places) < 2:
         return ParameterServer(*server)
-    return Mirrored(optimizer, parameters, places, policy, exchange)
+    sharded = name == "sharded"
+    return Mirrored(optimizer, parameters, places, policy, exchange, is_sharded=sharded)

@@ -148,7 +148,7 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     folder, tmp_path, capsys, part, saved_at
 ):
     """An image that fails from the second epoch's third step on, or in the first validation."""
-    with_merged_repeats = towers.train(config(folder, tmp_path / "once"))
+    undisturbed = towers.train(config(folder, tmp_path / "once"))
     train, test = load_examples(folder)
     path = path_of(train, order(1)[2 * BATCH]) if part == "train" else path_of(test, -1)
     content = []
@@ -164,7 +164,7 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     assert f"saved at step {saved_at}. Resume: " in capsys.readouterr().out
     assert (tmp_path / "run" / "results.csv").exists() == (part == "train")  # epoch 1's row
     path.write_bytes(content[0])
-    assert towers.train(TrainConfig(resume=str(tmp_path / "run"))) == with_merged_repeats
+    assert towers.train(TrainConfig(resume=str(tmp_path / "run"))) == undisturbed
     assert loading.final_weights(tmp_path / "run") == loading.final_weights(tmp_path / "once")
 
 
