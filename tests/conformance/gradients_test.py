@@ -58,7 +58,7 @@ def relative_difference(ours, theirs):
     return np.max(np.abs(ours - theirs)) / max(np.max(np.abs(theirs)), 1e-30)
 
 
-@pytest.mark.telling("[!c]*-3")  # cnn is much like notebook_cnn
+@pytest.mark.telling("[!cgl]*-3", "layer_norm-3", "l2-3")  # cnn, gru and lstm have their likes
 @pytest.mark.parametrize("num_towers", TOWERS)
 @pytest.mark.parametrize("case", CASES.values(), ids=str)
 def test_averaged_gradient_is_the_large_batch_gradient(case: Case, num_towers: int, float64):
