@@ -128,7 +128,8 @@ def test_slices_have_the_bits_of_one_device(optimizer, count, layers):
     assert trained(step) == trained_whole(optimizer, layers)
     rows, width = step.model.weights[0].shape
     slots = [v.value for v in step.optimizer.variables if v.shape == (rows, width)]
-    assert all(part.shape == (-(-rows // count), width) for v in slots for part in v.slices)
+    if rows >= count:  # others stay whole
+        assert all(part.shape == (-(-rows // count), width) for v in slots for part in v.slices)
 
 
 @pytest.mark.parametrize("strategies", [
@@ -271,7 +272,7 @@ def test_a_fit_sees_what_callbacks_assign(callback, monkeypatch, recwarn):
         found.append([history, *map(str, values), weights])
     assert found[0] == found[1] == found[2]
     warned = [str(w.message) for w in recwarn if "strategy=mirrored" in str(w.message)]
-    assert len(warned) == 2 * (callback is ShrinksEachStep)
+    assert len(set(warned)) == (callback is ShrinksEachStep)
     if warned:
         assert "ShrinksEachStep may assign" in warned[0] and "each of 2 devices" in warned[0]
 
