@@ -22,7 +22,7 @@ BATCH, STEPS, EPOCHS = 128, 30, 4
 
 
 def measured(train: Any) -> dict[str, float]:
-    """Returns milliseconds a step of `train`, which trains an epoch, and those of the CPU."""
+    """Returns milliseconds and CPU milliseconds a step; `train` trains one epoch."""
     train(), train()
     begin, cpu = time.perf_counter(), time.process_time()
     for _ in range(EPOCHS):
@@ -32,7 +32,7 @@ def measured(train: Any) -> dict[str, float]:
 
 
 def train_keras(contender: str, profile_dir: str | None) -> dict[str, float]:
-    """Measures Keras' fit, or that of a parallel model; then writes a profile of an epoch."""
+    """Measures `fit` of a Keras model or a parallel model; then writes a profile of an epoch."""
     os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     import keras
     import numpy as np

@@ -2,8 +2,8 @@
 
     python benchmarks/first_epochs.py --models=MobileNetV2,ResNet50V2 --rounds=3
 
-Each run is a process of its own and prints the digest of the weights, so that two versions of
-towers can be compared bit for bit.
+Each run is a separate process. It prints the digest of the weights, so that two versions of towers
+can be compared bit for bit.
 """
 
 import statistics

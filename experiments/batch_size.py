@@ -4,8 +4,8 @@
 
 Trains a small MLP by SGD to one test accuracy at each batch size and learning rate. The rate with
 the fewest steps counts. With B examples a batch, McCandlish et al. (arXiv 1812.06162, eq. 2.11)
-expect S = S_min * (1 + B_crit / B) steps, so a line through S over 1 / B gives the critical batch
-size B_crit, which the noise scale should come near. Writes batch_size.csv and batch_size.png.
+expect S = S_min * (1 + B_crit / B) steps. A fit gives the critical batch size B_crit, which the
+noise scale should come near. Writes batch_size.csv and batch_size.png.
 """
 
 import csv

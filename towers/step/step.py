@@ -198,8 +198,11 @@ class Step:
     def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
         """Splits the global batch into T shards (arrow 1)."""
         with tf.name_scope(structures.SPLIT), tf.device(HOST):
-            count = tf.range(sharding.batch_size(batch))  # stands for an x that may differ
-            self.exchange.check_same_batch((count, *batch[1:]) if self.own_rows else batch)
+            if self.own_rows is None:
+                self.exchange.check_same_batch(batch)
+            else:  # x may differ; the number of rows must not
+                rows = tf.range(sharding.batch_size(batch))
+                self.exchange.check_same_batch((rows, *batch[1:]))
             shards = sharding.shard_batch(batch, self.num_towers)
         for tower, values in zip(self.local_towers, placed or []):
             shards[tower] = shards[tower]._replace(values=values)

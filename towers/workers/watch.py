@@ -68,14 +68,17 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
         except _ABOUT_WORKERS as error:
             if not re.search("ollective|/job:worker", str(error)):
                 raise
-            named = [int(task) for task in re.findall(r"task:(\d+)", str(error))]
-            lost = [w for w in named if w != cluster.index][-1:] or silent(cluster)[:1]
-            if isinstance(error, tf.errors.CancelledError) and not (lost := _first_ended(cluster)):
-                raise RuntimeError(
-                    f"a tower of this or another worker failed in {phase}, and TensorFlow hides "
-                    "its error. All workers still answer. Run the same towers in one process to "
-                    "see the error: unset TF_CONFIG."
-                ) from None
+            if isinstance(error, tf.errors.CancelledError):  # by a failed tower, here or elsewhere
+                lost = _first_ended(cluster)
+                if not lost:
+                    raise RuntimeError(
+                        f"a tower of this or another worker failed in {phase}, and TensorFlow "
+                        "hides its error. All workers still answer. Run the same towers in one "
+                        "process to see the error: unset TF_CONFIG."
+                    ) from None
+            else:
+                named = [int(task) for task in re.findall(r"task:(\d+)", str(error))]
+                lost = [w for w in named if w != cluster.index][-1:] or silent(cluster)[:1]
             raise LostWorkerError(
                 _lost(cluster, lost, f"was lost in {phase}") if lost else
                 f"the workers lost each other in {phase}: {' '.join(str(error).split())[-600:]}"

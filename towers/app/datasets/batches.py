@@ -8,6 +8,7 @@ buffer, by the same seed and epoch. Iterables with a state are not shuffled. The
 CPU's memory, where a step cuts them into shards; it copies one shard to each device.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -56,7 +57,8 @@ def load_examples(
 
 def digest(examples: Examples) -> str:
     """Returns the SHA-256 of a split's size and its source's `identity`."""
-    return sha256([b"%d" % examples.num_examples, *examples.source.identity()])
+    count = str(examples.num_examples).encode()
+    return sha256(itertools.chain([count], examples.source.identity()))
 
 
 def shuffled_batches(
