@@ -221,9 +221,9 @@ class TrainConfig:
         "change, and writes a trace for TensorBoard. Trains nothing.", Role.ONCE)
     plan: bool = switch(False, "Prints devices, towers, shard sizes, and the bytes and transfers "
         "of each step. Trains nothing.", Role.ONCE)
-    export: str | None = text(None, "A new NAME.onnx, NAME.tflite (LiteRT) or directory of a "
-        "SavedModel. It gets the model at the run's end, or the model of `evaluate` or `predict`. "
-        "With `resume`, a complete run is exported, too. Default: none.",
+    export: str | None = text(None, "A new directory for a SavedModel. It gets the model at the "
+        "run's end, or the model of `evaluate` or `predict`. With `resume`, a complete run is "
+        "exported, too. Default: none.",
         _ON_THE_MACHINE | Role.ONCE, is_path=True)
 
     named: ClassVar[frozenset[str]] = frozenset()
