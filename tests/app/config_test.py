@@ -19,7 +19,7 @@ from towers.app.config import step_epochs, TrainConfig
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 # A flag is a promise: a new one needs a reason, and one that goes a line in CHANGELOG.md.
 FLAGS = """
-    model dataset data_dir image_size features data_workers data_timeout shuffle_buffer augment
+    model dataset data_dir image_size features data_workers shuffle_buffer augment
     num_gpus logical_gpus num_towers accumulate device variable_device strategy gpus_per_tower
     stages batch_size batch_size_per_gpu jit_compile cpu_threads worker_timeout hang_timeout
     epochs max_steps optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
@@ -35,7 +35,7 @@ WRONG = {
     "momentum": [1.0, True], "label_smoothing": [-0.1], "freeze": ["("],
     "image_size": ["224", "0x224", "8x8x2", (8, 8)], "model": [None], "monitor": [3],
     "run_dir": ["a\0b"], "plan": ["yes"], "verify_gradients": ["yes"],
-    "hang_timeout": [-1, "soon", False], "data_timeout": [1e300],
+    "hang_timeout": [-1, "soon", False], "worker_timeout": [1e300],
 }
 
 
@@ -84,7 +84,7 @@ def test_schedules_sizes_and_stages_are_read():
 
 
 def test_what_an_older_config_chose_and_the_device_policy_decides_now_is_dropped():
-    entry = {"inline_towers": True, "pack_transfers": "auto", "prefetch_to_devices": None}
+    entry = {"inline_towers": True, "pack_transfers": "auto", "data_timeout": 300.0}
     assert TrainConfig.from_json(json.dumps({"epochs": 3, **entry})) == TrainConfig(epochs=3)
 
 

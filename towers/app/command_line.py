@@ -28,7 +28,7 @@ MOST_USED = (
 GROUPS = {  # NAME in --help=NAME -> (title, flags)
     name: (title, members.split()) for name, title, members in (
         ("model", "Model", "model init_from freeze dropout precision"),
-        ("data", "Data", "dataset data_dir image_size features data_workers data_timeout "
+        ("data", "Data", "dataset data_dir image_size features data_workers "
          "shuffle_buffer augment class_weight"),
         ("optimization", "Optimization", "epochs max_steps batch_size batch_size_per_gpu optimizer "
          "learning_rate schedule warmup_steps weight_decay momentum clip_norm ema label_smoothing "

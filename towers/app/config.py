@@ -16,8 +16,10 @@ _LONGEST_WAIT = 1_000_000  # seconds; the system's limit is not much higher
 AUTO, WARN = "auto", "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 _ON_THE_MACHINE = Role.FREE | Role.LOCAL
-# Fields of older config.json files. The device policy decides them now; results stay the same.
-_RETIRED = {"export_pixels", "inline_towers", "pack_transfers", "prefetch_to_devices"}
+# Fields of older config.json files, without which results stay the same.
+_RETIRED = {
+    "data_timeout", "export_pixels", "inline_towers", "pack_transfers", "prefetch_to_devices",
+}
 
 
 def step_epochs(schedule: str) -> list[int]:
@@ -73,8 +75,6 @@ class TrainConfig:
     data_workers: int = count(0, "The number of processes that read a source with __len__ and "
         "__getitem__. Results do not depend on it. Default: 0, a thread of this process, which "
         "needs no copies.", _ON_THE_MACHINE, at_least=0, at_most=1024)
-    data_timeout: float = number(300.0, "The seconds that one example may take in such a process. "
-        "The default outlasts a slow network disk.", _ON_THE_MACHINE, at_most=_LONGEST_WAIT)
     shuffle_buffer: int = count(10_000, "The number of examples in memory among which a "
         "tf.data.Dataset is shuffled if it does not fit into memory. A larger number mixes better.")
     augment: str | None = text(None, "Random changes of each training example: crop_flip, or Keras "
@@ -126,8 +126,8 @@ class TrainConfig:
         "counts as lost and all workers stop. Default: a minute.", Role.FREE, at_most=_LONGEST_WAIT)
     hang_timeout: float | str = number(AUTO, "The seconds without a step, a read batch or a "
         "written file after which a run says where it hangs and ends with exit code 4; 0 means "
-        "never. auto means 10 times the longest wait so far, at least 5 minutes and "
-        "`data_timeout`.", _ON_THE_MACHINE, at_most=_LONGEST_WAIT, word=AUTO)
+        "never. auto means 10 times the longest wait so far, at least 5 minutes.",
+        _ON_THE_MACHINE, at_most=_LONGEST_WAIT, word=AUTO)
 
     # Length, updates and regularization.
     epochs: int = count(12, "The number of passes over the training data; 0 only evaluates.",

@@ -214,9 +214,7 @@ def _train(
         f"Resume from the last checkpoint: {words()}. "
         f"If it was at work, give it time with a larger {name}.",
         None if timeout == AUTO else float(timeout),
-        max(hang.LEAST_SECONDS, 1.1 * config.data_timeout),
-        directory / several_workers.log_name(cluster),
-        out.close,
+        log=directory / several_workers.log_name(cluster), leave=out.close,
     ):
         with signals.deferred() as pending:
             loop = Loop(run, state, checkpointer, pending, lines, writers, callbacks)

@@ -97,7 +97,6 @@ class InputOptions(NamedTuple):
 
     augment: str | None = None  # changes training examples: "crop_flip", "module:function"
     data_workers: int = 0  # processes that read a random-access source; 0 uses a thread
-    data_timeout: float = 300.0  # the most seconds for one example of a random-access source
     shuffle_buffer: int = 10_000  # for a streamed tf.data.Dataset, in examples
 
 

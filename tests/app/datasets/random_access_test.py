@@ -88,19 +88,6 @@ def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
     assert final_weights(tmp_path / "one") == final_weights(tmp_path / "two")
 
 
-def test_a_source_that_hangs_ends_the_command_with_one_line(tmp_path):
-    done = processes.run(
-        "train.py", "--model=tests.loading:model", f"--dataset={SOURCES}:hanging",
-        f"--run_dir={tmp_path / 'run'}", f"--batch_size={BATCH}", "--num_towers=1",
-        "--data_workers=1", "--data_timeout=1.5", cwd=processes.ROOT, timeout=50,
-    )
-    assert done.returncode == 2
-    error, = [line for line in done.stderr.splitlines() if "error:" in line]
-    assert error.startswith(f"error: {SOURCES}:hanging (train): example 17 takes longer than "
-                            "--data_timeout=1.5 seconds.")
-    assert "saved at step " in done.stdout
-
-
 # Iterables with a state: a run goes on at once, to the bits of one never ended
 def sized():
     return loaders.Sized(*loaders.arrays()[0])

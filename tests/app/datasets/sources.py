@@ -53,11 +53,6 @@ def splits():
     return Pixels(23), Pixels(7)
 
 
-def hanging():
-    """One training example never comes."""
-    return Pixels(23, hangs=17), Pixels(7)
-
-
 def in_memory():
     """The examples of `splits` as arrays."""
     return arrays(23), arrays(7)

@@ -174,7 +174,7 @@ def _prepare(
     with tf.device(_HOME):
         model = load_file(file, argument, compile=argument == "evaluate")
     dataset = _test_data(config, model, file, argument)
-    options = InputOptions(None, config.data_workers, config.data_timeout)
+    options = InputOptions(None, config.data_workers)
     examples = load_examples(dataset.test, options, dataset.restored)
     num_devices, each = len(devices) * workers.num_workers, config.gpus_per_tower
     num_towers, total = config.num_towers_on(num_devices), examples.num_examples

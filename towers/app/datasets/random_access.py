@@ -41,8 +41,7 @@ class RandomAccess(DataSource):
     def opened(self, options: InputOptions) -> "RandomAccess":
         if not options.data_workers:
             return self
-        readers = Readers(self.source, options.data_workers, options.data_timeout)
-        return replace(self, readers=readers)
+        return replace(self, readers=Readers(self.source, options.data_workers))
 
     def identity(self) -> Iterator[bytes]:
         """Yields dtypes and shapes, and names and sizes of files: reading all would take long."""

@@ -31,9 +31,8 @@ Arrays = list[np.ndarray]
 class Readers:
     """Reads batches of a source in processes, in one iteration at a time."""
 
-    def __init__(self, source: Source, num_processes: int, timeout: float) -> None:
-        """`timeout`: the seconds that one example may take."""
-        self._source, self._num_processes, self._timeout = source, num_processes, timeout
+    def __init__(self, source: Source, num_processes: int) -> None:
+        self._source, self._num_processes = source, num_processes
         self._readers: list[_Reader] = []
         self._asked: deque[tuple[_Reader, np.ndarray | None]] = deque()
 
@@ -44,7 +43,7 @@ class Readers:
         """
         if not self._readers:
             count = self._num_processes
-            self._readers = [_Reader(self._source, count, self._timeout) for _ in range(count)]
+            self._readers = [_Reader(self._source, count) for _ in range(count)]
         parts: list[Arrays] = []
         try:
             while self._asked:  # answers to an abandoned iteration
@@ -94,8 +93,8 @@ def _chunks(
 class _Reader:
     """Reads chunks in a process, which ends with this one, or when its connection is closed."""
 
-    def __init__(self, source: Source, num_processes: int, timeout: float) -> None:
-        self._where, self._timeout = source.where, timeout
+    def __init__(self, source: Source, num_processes: int) -> None:
+        self._where = source.where
         context = multiprocessing.get_context("spawn")
         self._index = context.RawValue("q", -1)  # the index of the example that is being read
         self._connection, theirs = context.Pipe()
@@ -121,15 +120,7 @@ class _Reader:
 
     def answer(self) -> Arrays | str:
         """Returns the arrays of the oldest chunk asked for, or the message of an error."""
-        index = None
         try:
-            while not self._connection.poll(self._timeout):
-                if index == (index := self._index.value):
-                    what = f"example {index}" if index >= 0 else "the first example"
-                    raise ValueError(
-                        f"{self._where}: {what} takes longer than data_timeout={self._timeout:g} "
-                        "seconds. Fix its cause or raise data_timeout, then continue with `resume`."
-                    )
             answer = self._connection.recv()
             if isinstance(answer, str):
                 return answer

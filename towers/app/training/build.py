@@ -88,9 +88,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, parameter_device)
     dataset = scale_for_model(dataset, model)
-    options = InputOptions(
-        config.augment, config.data_workers, config.data_timeout, config.shuffle_buffer
-    )
+    options = InputOptions(config.augment, config.data_workers, config.shuffle_buffer)
     train, test = load_examples(dataset.train, options, dataset.restored), None
     if dataset.test is not None:
         test = load_examples(dataset.test, options._replace(augment=None), dataset.restored)
