@@ -15,8 +15,8 @@ import pytest
 
 import towers
 from tests import processes
-from tests.app.datasets import loaders
 from tests.parallel.fits import STEPS, Fits, Interrupt, rows
+from tests.resume import loaders
 from towers.resume import checkpoints, run_dir
 
 C, L = keras.callbacks, keras.layers
@@ -51,11 +51,10 @@ class Train:
     seed = 0
 
     def run(self, directory, *, after=None, call=None, every=1, callbacks=lambda: [], epochs=2,
-            num_gpus=2, is_stateful=False):
+            num_gpus=2):
         """(history, digest) of a run that begins in a directory, or goes on there.
 
         after, call: see Interrupt. every: steps from one checkpoint to the next.
-        is_stateful: the data are an iterable with a state.
         """
         model = compiled()
         Train.seed += 1
@@ -65,8 +64,7 @@ class Train:
             run_dir=str(directory), resume="auto", num_gpus=num_gpus, num_towers=3, batch_size=7,
             epochs=epochs, checkpoint_every=every)
         history = towers.train(
-            config, [*callbacks(), *stop], model=model, test=rows(5),
-            train=loaders.Sized(*examples()) if is_stateful else examples())
+            config, [*callbacks(), *stop], model=model, train=examples(), test=rows(5))
         final = keras.saving.load_model(directory / run_dir.FINAL)
         return history, digest([*final.variables, *final.optimizer.variables])
 
@@ -131,11 +129,11 @@ def test_interrupted_again_and_again_it_goes_on_to_the_same_bits(door, uninterru
     assert interrupted(door, tmp_path / "run", [2, 3, 2], every=3) == uninterrupted(door)
 
 
-@pytest.mark.telling("fit-after0")
+@pytest.mark.telling("after0")
 @pytest.mark.parametrize("after", [[2, 3], [5]])
-def test_data_with_a_state_go_on_with_it(door, after, tmp_path):
-    whole = door.run(tmp_path / "whole", is_stateful=True)
-    assert interrupted(door, tmp_path / "run", after, is_stateful=True) == whole
+def test_data_with_a_state_go_on_with_it(after, tmp_path):
+    whole = DOORS["fit"].run(tmp_path / "whole", is_stateful=True)
+    assert interrupted(DOORS["fit"], tmp_path / "run", after, is_stateful=True) == whole
 
 
 def kill(*_):

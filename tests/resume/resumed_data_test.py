@@ -9,9 +9,9 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.app.datasets import loaders
 from tests.parallel import pairs
 from tests.parallel.fits import Fits, classifier, rows
+from tests.resume import loaders
 from towers.app.datasets import batches
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_data import Start, are_arrays, make_data, split_arrays
@@ -131,10 +131,10 @@ def test_arguments_that_make_no_sense_are_refused():
 STEPS = {"steps_per_epoch": 4, "batch_size": None}
 
 
-def loader(kind=loaders.Loader):
+def loader(kind=loaders.Loader, **options):
     """4 batches of 7 examples, shuffled anew in each pass."""
     x, y = rows(28)
-    return kind(x.reshape(4, 7, 6), y.reshape(4, 7))
+    return kind(x.reshape(4, 7, 6), y.reshape(4, 7), **options)
 
 
 def test_nothing_that_was_trained_on_is_read_again(tmp_path):
@@ -146,11 +146,14 @@ def test_nothing_that_was_trained_on_is_read_again(tmp_path):
     assert made[-1].read[:2] == [3, 0]  # the epoch's fourth batch, then the next pass
 
 
-def test_what_is_saved_is_the_state_after_the_last_step():
+@pytest.mark.parametrize("options", [
+    {}, {"names": ("state_dict", "load_state_dict"), "on_iterator": False},
+])
+def test_what_is_saved_is_the_state_after_the_last_step(options):
     """Beside what has been read ahead; states of steps that are done are forgotten."""
     def data(done, saved=None):
-        start = Start(0, steps_per_epoch=4)
-        return make_data(start, loader(), None, None, None, True, done=done, saved=saved)
+        start, source = Start(0, steps_per_epoch=4), loader(**options)
+        return make_data(start, source, None, None, None, True, done=done, saved=saved)
 
     steps = [0]
     first = data(lambda: steps[0])

@@ -197,16 +197,6 @@ class DataSource:
         """Returns (x [B, ...], y [B, ...]) for each step that is left. The last may be shorter."""
         raise NotImplementedError
 
-    def state(self, epoch: int, examples_done: int) -> Any:
-        """Returns JSON values for a checkpoint; None if the epoch and step are enough to resume.
-
-        examples_done: the number of examples done in this epoch; N or more if all are done.
-        """
-        return None
-
-    def go_on(self, epoch: int, examples_done: int, saved: Any) -> None:
-        """Sets the state from `state`, before reading resumes at this example."""
-
 
 @dataclass(frozen=True, eq=False)
 class InMemory(DataSource):

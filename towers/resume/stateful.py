@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
-_STATES_KEPT = 256  # more than is read ahead of the steps
 
 
 def methods(value: Any) -> tuple[str, str] | None:
@@ -37,12 +36,18 @@ class Repeated:
         saved: the result of `saved` from which to resume; None begins a pass.
         """
         self._source, self._where = source, f"{where} ({type(source).__name__})"
-        self._iterator: Iterator[Any] = iter(())
-        self._states: dict[int, Any] = {}
-        self.note_saved(at, saved)
-        self.go_to(at)
-        if saved is None:
-            self.note()
+        self.at, state = at, decoded(saved)
+        self._states = {at: copy.deepcopy(state)}  # by the number of the next part
+        of_source = methods(source)
+        if of_source and state is not None:
+            getattr(source, of_source[1])(state)
+        self._iterator: Iterator[Any] = iter(source)
+        self._is_anew = state is None  # a pass from a state may have no parts left
+        if state is None:
+            self.note(at)
+        elif not of_source:
+            owner, names = self._owner()
+            getattr(owner, names[1])(state)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -58,21 +63,11 @@ class Repeated:
         self._iterator, self._is_anew = iter(self._source), True
         return next(self)
 
-    def note(self, since: int | None = None) -> None:
-        """Keeps the state before the next part; drops older ones, or all but the first and 255.
-
-        since: the number of the first part whose state is kept.
-        """
+    def note(self, since: int) -> None:
+        """Keeps the state before the next part; drops states before part number `since`."""
         owner, names = self._owner()
-        self._states[self.at] = copy.deepcopy(getattr(owner, names[0])())
-        if since is not None:
-            self._states = {at: state for at, state in self._states.items() if at >= since}
-        elif len(self._states) > _STATES_KEPT:
-            del self._states[sorted(self._states)[1]]
-
-    def note_saved(self, at: int, saved: Any) -> None:
-        """Keeps the state before part `at`, which `saved` returned in an earlier process."""
-        self._states[at] = decoded(saved)
+        states = {**self._states, self.at: copy.deepcopy(getattr(owner, names[0])())}
+        self._states = {at: state for at, state in states.items() if at >= since}
 
     def saved(self, at: int) -> Any:
         """Returns the noted state before part `at`, as JSON values."""
@@ -81,18 +76,6 @@ class Repeated:
         except ValueError as error:
             name = self._owner()[1][0]
             raise ValueError(f"{self._where}: its {name}() cannot be saved: {error}.") from None
-
-    def go_to(self, at: int) -> None:
-        """Moves to part `at`, whose state was noted. If the state is None, begins a pass."""
-        self.at, state = at, copy.deepcopy(self._states[at])
-        of_source = methods(self._source)
-        if of_source and state is not None:
-            getattr(self._source, of_source[1])(state)
-        self._iterator = iter(self._source)
-        if not of_source and state is not None:
-            owner, names = self._owner()
-            getattr(owner, names[1])(state)
-        self._is_anew = state is None  # a pass from a state may have no parts left
 
     def _owner(self) -> tuple[Any, tuple[str, str]]:
         """Returns the object that has the state, and the names of its two methods."""

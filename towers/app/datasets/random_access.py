@@ -1,14 +1,12 @@
-"""Reads examples while training runs, by their index or in the order of an iterable with a state.
+"""Reads examples by their index while training runs.
 
     indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
-
-For an iterable with a state (see `stateful`), an epoch is N examples; it begins again at its end.
 """
 
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -20,7 +18,6 @@ from towers.app.reading.readers import Readers
 from towers.resume.source import (
     DataSource, Epoch, ExplainedBatches, InputOptions, as_written, of_batches,
 )
-from towers.resume.stateful import Repeated
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
@@ -49,14 +46,10 @@ class RandomAccess(DataSource):
         if isinstance(self.source.examples, ArrayRecords):
             yield from self.source.examples.identity()
 
-    def indices(self, epoch: Epoch) -> tf.data.Dataset:
-        """Returns the indices of each batch's examples, int64 [B]."""
-        return epoch._replace(rows=None).indices(self.num_examples)  # y is read with x
-
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns the batches that arrays in memory would give. Iterating may raise ValueError."""
         failed: list[ValueError] = []  # the reader's error, of which tf.data shows only a part
-        indices = self.indices(epoch)
+        indices = epoch._replace(rows=None).indices(self.num_examples)  # y is read with x
 
         def generate() -> Iterator[Any]:
             failed.clear()
@@ -96,11 +89,8 @@ class RandomAccess(DataSource):
             return
         for indices in batches:
             with self.lock:
-                arrays = self._arrays(indices)
+                arrays = self.source.read(indices)
             yield indices, arrays
-
-    def _arrays(self, indices: np.ndarray) -> list[np.ndarray]:
-        return self.source.read(indices)
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
@@ -119,84 +109,3 @@ def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bo
     structure = tf.nest.map_structure(lambda a: tf.TensorSpec(a.shape, a.dtype), example)
     source = Source(examples, where, leaves, num_classes if is_label else None)
     return RandomAccess(source, structure, count), structure, num_classes or 1
-
-
-# Iterables with a state
-
-
-class Sized(NamedTuple):
-    """Holds an iterable and the number of its examples in an epoch."""
-
-    iterable: Any
-    num_examples: int
-
-
-class InTurn(Repeated):
-    """Gives examples by number: the next example, or one that follows a noted state."""
-
-    def __init__(self, sized: Sized, where: str) -> None:
-        super().__init__(sized.iterable, where)
-        self._num_examples = sized.num_examples
-
-    def __len__(self) -> int:
-        return self._num_examples
-
-    def __getitem__(self, number: int) -> Any:
-        if number != self.at:
-            self.go_to(number)
-        return next(self)
-
-
-class Stateful(RandomAccess):
-    """Reads N examples per epoch from an endless sequence: number = epoch * N + index."""
-
-    how = "in the order of the iterable, which the checkpoints keep"
-
-    def opened(self, options: InputOptions) -> "Stateful":
-        """Raises ValueError if `data_workers` is set, because there is one reader."""
-        if options.data_workers:
-            raise ValueError(
-                f"data_workers ({options.data_workers}): {self.source.where} is read in its own "
-                "order, by one reader. Leave data_workers out; the loader may have workers."
-            )
-        return self
-
-    def indices(self, epoch: Epoch) -> tf.data.Dataset:
-        first = epoch.number * self.num_examples
-        in_order = epoch._replace(seed=None, rows=None).indices(self.num_examples)
-        return in_order.map(as_written(lambda indices: indices + first))
-
-    def state(self, epoch: int, examples_done: int) -> Any:
-        return self.source.examples.saved(self._number(epoch, examples_done))
-
-    def go_on(self, epoch: int, examples_done: int, saved: Any) -> None:
-        self.source.examples.note_saved(self._number(epoch, examples_done), saved)
-
-    def _number(self, epoch: int, examples_done: int) -> int:
-        """Returns the number of the next example in the endless sequence."""
-        return epoch * self.num_examples + min(examples_done, self.num_examples)
-
-    def _arrays(self, indices: np.ndarray) -> list[np.ndarray]:
-        arrays = self.source.read(indices)
-        self.source.examples.note()
-        return arrays
-
-
-def split_of_iterable(given: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
-    """Makes a split of an iterable of (x, y) with a state, or of a `Sized`."""
-    if not isinstance(given, Sized):
-        try:
-            given = Sized(given, len(given))
-        except TypeError:  # torchdata's loaders have `__len__`, but it raises for some data
-            raise ValueError(
-                f"{where} ({type(given).__name__}) does not say how many examples an epoch has: "
-                "give it a `__len__`; or its module, NUM_EXAMPLES = TRAIN, TEST."
-            ) from None
-    examples = InTurn(given, where)
-    split, specs, num_classes = split_of(examples, where, num_classes, custom_loss)
-    if not custom_loss and getattr(specs[1], "shape", None) != ():
-        raise ValueError(
-            f"{where}: y is {specs[1]}, but must be one integer: give examples, not batches "
-            "(batch_size=None, or no Batch operation)."
-        )
-    return Stateful(split.source, specs, split.num_examples), specs, num_classes

@@ -13,35 +13,21 @@ from towers.app import named
 from towers.app.datasets import arrays, pixels, random_access, tf_data
 from towers.app.datasets.dataset import Dataset, Found, Split, describe, is_pair
 from towers.resume.source import DataSource, InMemory
-from towers.resume.stateful import has_state, methods
 
 _FORMS = (
-    "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), two "
-    "sources with __len__ and __getitem__ that give (x, y), or two iterables of (x, y) with a state"
+    "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), or "
+    "two sources with __len__ and __getitem__ that give (x, y)"
 )
 
 
 def load(spec: str, custom_loss: bool = False) -> Dataset:
     """Calls the user's function without arguments, which returns (train, test) for `from_splits`.
 
-    Its module may have NUM_CLASSES, and for iterables with a state NUM_EXAMPLES, the numbers of
-    training examples in an epoch and of test examples. Its errors are raised unchanged.
+    Its module may have NUM_CLASSES. Its errors are raised unchanged.
     """
     splits = named.import_function(spec, "dataset")()
     if not is_pair(splits):
         raise ValueError(f"dataset ({spec!r}) returned {describe(splits)}; it must be {_FORMS}.")
-    counts = getattr(named.import_module(spec, "dataset"), "NUM_EXAMPLES", None)
-    if counts is not None:
-        if not is_pair(counts) or not all(type(n) is int and n > 0 for n in counts):
-            raise ValueError(
-                f"dataset ({spec!r}): NUM_EXAMPLES ({counts!r}) in its module must be two whole "
-                "numbers, at least 1: the training examples in an epoch, and the test examples."
-            )
-        splits = [
-            random_access.Sized(split, count)
-            if _splitter(split) is random_access.split_of_iterable else split
-            for split, count in zip(splits, counts, strict=True)
-        ]
     num_classes = None if custom_loss else named_classes(spec, "dataset")
     return from_splits(spec, *splits, custom_loss=custom_loss, num_classes=num_classes)
 
@@ -64,8 +50,7 @@ def from_splits(
     """Makes a data set of the user's training and test data, which have the same form.
 
     train, test: arrays (x, y) [N, ...] with integer labels y, or examples (x, y) of an unbatched
-        tf.data.Dataset (not checked), a random-access source or an iterable with a state. The last
-        two are read while training runs.
+        tf.data.Dataset (not checked) or a random-access source, which is read while training runs.
     custom_loss: whether the model brings its own loss. x and y may then have any structure, arrays
         and elements may be x or (x, y, sample_weight), and test may be None.
     num_classes: None: 1 + the largest label, which takes one pass over a tf.data.Dataset.
@@ -78,9 +63,6 @@ def from_splits(
     ):
         what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
-    one, other = (getattr(split, "iterable", split) for split in (train, test))
-    if one is other and methods(one):  # they would share its state
-        raise ValueError(f"{name}: train and test are the same {type(one).__name__}; make two.")
     places = where or (f"{name} (train)", f"{name} (test)")
     return of_splits(name, [
         split_of(split, place, num_classes, custom_loss)
@@ -123,10 +105,7 @@ def _splitter(split: Any) -> Callable[[Any, str, int | None, bool], Found]:
     """Returns the function that makes a split of such data."""
     if isinstance(split, tf.data.Dataset):
         return tf_data.split_of
-    if isinstance(split, random_access.Sized):
-        return random_access.split_of_iterable
-    if isinstance(split, tuple | list | dict | str | bytes | np.ndarray):
-        return arrays.split_of
-    if hasattr(split, "__len__") and hasattr(split, "__getitem__"):
+    are_arrays = isinstance(split, tuple | list | dict | str | bytes | np.ndarray)
+    if not are_arrays and hasattr(split, "__len__") and hasattr(split, "__getitem__"):
         return random_access.split_of
-    return random_access.split_of_iterable if has_state(split) else arrays.split_of
+    return arrays.split_of

@@ -16,8 +16,6 @@ from towers.resume.checkpointer import Checkpointer
 from towers.resume.snapshot import OPTIONS, variables_of
 from towers.resume.train_state import TrainState
 
-_ITERATOR = "iterator"  # a checkpoint's key for the state of the source of examples
-
 
 def load_newest(
     run: Run, checkpointer: Checkpointer, callbacks: Sequence[keras.callbacks.Callback],
@@ -33,10 +31,7 @@ def load_newest(
             another configuration, or a start from step 0 would replace results.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
-    held = {
-        "config": config, "data": data, OPTIONS: options,
-        _ITERATOR: lambda train_state: run.train.source.state(*_place(run, train_state)),
-    }
+    held = {"config": config, "data": data, OPTIONS: options}
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume, directory = run.config.resume is not None, checkpointer.directory
     if resume and run.workers.is_chief:
@@ -71,7 +66,6 @@ def load_newest(
                 f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
                 "metrics have changed. Compile the model as it was, or start a new run."
             )
-        run.train.source.go_on(*_place(run, train_state), state.get(_ITERATOR))
     build_metrics(run, checkpointer)
     checkpointer.restore(callbacks=False)
     return train_state
@@ -100,11 +94,6 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
         if run.config.resume is None:  # the directory is new and holds nothing to resume
             shutil.rmtree(directory, ignore_errors=True)
         raise
-
-
-def _place(run: Run, train_state: TrainState) -> tuple[int, int]:
-    """Returns the run's position in the data: (the epoch, examples already read in it)."""
-    return train_state.epoch, train_state.epoch_step * run.batch_size
 
 
 def build_metrics(run: Run, checkpointer: Checkpointer) -> None:

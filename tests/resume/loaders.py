@@ -1,11 +1,6 @@
-"""Iterables of examples that have a state: `--dataset=tests.app.datasets.loaders:load`."""
+"""Iterables that have a state."""
 
 import numpy as np
-
-from tests.resuming import data as arrays
-
-NUM_CLASSES = 3
-NUM_EXAMPLES = 50, 20
 
 
 class Loader:
@@ -57,36 +52,8 @@ class _Iterator:
         return loader.x[chosen], loader.y[chosen]
 
 
-class Sized(Loader):
-    """One that knows its length."""
-
-    def __len__(self):
-        return len(self.x)
-
-
-def load():
-    train, test = arrays()
-    return Loader(*train), Loader(*test)
-
-
-def itself():
-    train, test = arrays()
-    names = ("state_dict", "load_state_dict")
-    return Loader(*train, names, False), Loader(*test, names, False)
-
-
-def batched():
-    train, _ = arrays()
-    return (Sized(train[0][None], train[1][None]),) * 2
-
-
 class Unsaved(Loader):
     """Its state holds what no checkpoint takes."""
 
     def _state(self):
         return {1, 2}
-
-
-def unsaved():
-    train, test = arrays()
-    return Unsaved(*train), Unsaved(*test)
