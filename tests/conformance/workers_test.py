@@ -59,6 +59,9 @@ def kinds(num_towers):
     for name in ("synchronized", "mirrored", "stages"):
         options = found[name].keywords
         found[f"small_{name}"] = partial(train, num_towers, small, image, max_devices=2, **options)
+    found["small_sharded"] = partial(
+        images, wide, image, max_devices=2, strategy="sharded", policy=GPU)
+    found["small_own_rows"] = partial(images, small, weighted, max_devices=2, own_rows=True)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for name, make, data in [*OWN, OwnCase("everything", Everything, tokens)]:
         found[f"own_{name}"] = partial(fit, num_towers, make, data)
@@ -79,14 +82,29 @@ def small():
     return keras.Model(x, L.Dense(CLASSES, activation="softmax")(y))
 
 
+def wide():
+    """The first kernel has rows that are long enough to be cut into slices."""
+    layers = [L.Flatten(), L.Dense(67, activation="tanh"), L.Dense(CLASSES, activation="softmax")]
+    return keras.Sequential([keras.Input(SHAPE), *layers])
+
+
 def image(num_examples, rng):
     x = rng.normal(size=(num_examples, *SHAPE)).astype("float32")
     return x, rng.integers(0, CLASSES, num_examples), None
 
 
+def weighted(num_examples, rng):
+    return *image(num_examples, rng)[:2], rng.uniform(0.5, 2, num_examples)
+
+
 def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_devices=8, **options):
-    """The digest of all variables, logs and predictions, on at most so many devices a worker."""
+    """The digest of all variables, logs and predictions, on at most so many devices a worker.
+
+    One process keeps one set of parameters instead of slices, and each example.
+    """
     cluster = workers.join_workers()
+    if cluster.num_workers == 1 and options.get("strategy") == "sharded":
+        options["strategy"] = "parameter_server"
     keras.utils.set_random_seed(3)
     model = build()
     rng = np.random.default_rng(0)
@@ -96,6 +114,10 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_device
     each = -(-num_towers // cluster.num_workers)
     step = towers.TowerStep(model, optimizer or keras.optimizers.Adam(0.01), num_towers=num_towers,
                             devices=towers.tower_devices(min(max_devices, each), "cpu"), **options)
+    if step.own_rows is not None:  # NaN would spread from each row that is not this worker's
+        for x, *_ in batches:
+            begin, end = step.own_rows(len(x))
+            x[:begin] = x[end:] = np.nan
     digest = hashlib.sha256()
     for values in batches:
         digest.update(repr({k: float(v) for k, v in step(*values).items()}).encode())
@@ -195,7 +217,7 @@ QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "k
 REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "as_gpus",
         "schedule", "ragged_output")
 FAR = ("synchronized", "mirrored", "stages")  # statistics, parameters, activations travel, too
-SMALL = tuple(f"small_{name}" for name in FAR)
+SMALL = tuple(f"small_{name}" for name in (*FAR, "sharded", "own_rows"))
 OWN_FEW = "own_gan", "own_everything", "own_loss"
 OWN_ALL = (*OWN_FEW, "own_tower0", *(f"own_{case}" for case in OWN if case.name != "gan"))
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")

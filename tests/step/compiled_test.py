@@ -81,6 +81,13 @@ def test_a_step_of_its_own_is_refused(name):
         towers.TowerStep(model_of(("a", 1), kind=own, loss="mse"))
 
 
+@pytest.mark.parametrize("name", ["compute_loss", "compute_metrics"])
+def test_a_method_that_reads_all_inputs_is_refused_with_own_rows(name):
+    own = type("Own", (keras.Model,), {name: lambda self, *batch, **options: {}})
+    with pytest.raises(ValueError, match="own_rows: a custom compute_loss or compute_metrics"):
+        towers.TowerStep(model_of(("a", 1), kind=own, loss="mse"), own_rows=True)
+
+
 def test_a_compiled_model_needs_no_further_arguments():
     """Its optimizer, loss, loss weights and metrics are those of Keras' own train_on_batch."""
     outputs, options = (("a", 1), ("b", 2)), {

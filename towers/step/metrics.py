@@ -75,8 +75,7 @@ class BatchMetrics:
         logs = traced.structured_outputs
         self.names, self._is_built = list({"loss": None, **logs}), True
         self.need_predictions = tracks or (
-            loss_internals.compiled_metrics(model) is not None
-            or overrides(model, "compute_loss") or overrides(model, "compute_metrics")
+            loss_internals.compiled_metrics(model) is not None or reads_inputs(model)
         )
 
     def reset(self) -> None:
@@ -132,6 +131,11 @@ def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:
 def overrides(model: keras.Model, name: str) -> bool:
     """Whether the model's class overrides this method of `keras.Model`."""
     return getattr(model.__class__, name) is not getattr(keras.Model, name)
+
+
+def reads_inputs(model: keras.Model) -> bool:
+    """Whether the model's own methods get x of the global batch, to compute a loss or metrics."""
+    return overrides(model, "compute_loss") or overrides(model, "compute_metrics")
 
 
 def call_compute_loss(

@@ -34,6 +34,7 @@ from towers.step.exchange import make_exchange
 from towers.step.gathering import synchronized_layers
 from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
+from towers.step.metrics import reads_inputs
 from towers.step.noise_scale import NoiseMetric, squared_norm
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_stages, make_stages
@@ -105,9 +106,10 @@ class Step:
             noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
                 which most examples are wasted, estimated over all batches since `reset_metrics`.
                 It needs two towers. The weights keep their bits.
-            own_rows: whether each of several workers passes an x that has the right rows only for
-                its own towers; the other rows may be zeros. y and sample_weight belong to the
-                global batch. The workers then compare y and sample_weight, but not x.
+            own_rows: whether each of several workers passes an x with the right rows only for its
+                own towers. For N examples, `step.own_rows(N)` returns the first of these rows and
+                the row after the last one. The other rows may hold anything, such as zeros. y and
+                sample_weight must be right in all rows. Workers compare N, y and sample_weight.
 
         Raises:
             ValueError: an argument is wrong, a device does not exist, or the model is not built.
@@ -144,6 +146,11 @@ class Step:
         self.optimizer, loss, loss_weights, self.metrics = recipe_of(
             model, optimizer, loss, loss_weights, metrics, self.parameter_device
         )
+        if own_rows and reads_inputs(self.metrics.model):
+            raise ValueError(
+                "own_rows: a custom compute_loss or compute_metrics gets x of the global batch. "
+                "Use own_rows=False, and pass every worker all rows."
+            )
         synchronized = synchronized_layers(model, batch_norm) if num_towers > 1 else []
         check_stages(gpus_per_tower, stages, batch_norm="synchronized" if synchronized else None)
         self.uses_xla = not self.stages and uses_xla(

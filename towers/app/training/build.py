@@ -26,7 +26,7 @@ from towers.resume.source import InputOptions, num_steps
 from towers.resume.train_state import Monitor, find_monitor
 from towers.step import TowerStep
 from towers.step.compiled import COMPILED, check_steps, directions, losses, recompile
-from towers.step.metrics import BatchMetrics, overrides
+from towers.step.metrics import BatchMetrics, reads_inputs
 from towers.step.stages import check_groups, check_stages
 from towers.step.state import variables_device
 from towers.step.structures import symbolic
@@ -125,9 +125,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             policy = dataclasses.replace(policy, take_turns=True)
         loss, loss_weights = training_loss(model, config)
         metrics = BatchMetrics(model, variables_device(model))
-        own_rows = join_workers().num_workers > 1 and train.source.reads_rows and not (
-            train.mix or overrides(model, "compute_loss") or overrides(model, "compute_metrics")
-        )  # these need x of the global batch
+        needs_all = train.mix or reads_inputs(model)  # x of the global batch
+        own_rows = join_workers().num_workers > 1 and train.source.reads_rows and not needs_all
         make_step = partial(
             TowerStep, model, model.optimizer, loss, loss_weights=loss_weights, metrics=metrics,
             devices=devices, num_towers=num_towers, batch_norm=config.batch_norm,
