@@ -16,6 +16,7 @@ from towers.resume import run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import Monitor, TrainState
 from towers.step.errors import NonFiniteError
+from towers.workers import watch
 
 TEST = ["test_begin", *2 * ["test_batch_begin", "test_batch_end"], "test_end"]  # 20 = 16 + 4
 STEP = ["train_batch_begin", "train_batch_end"]
@@ -209,8 +210,9 @@ class Agreement:
             self._pending.receive(15, None)
         return values
 
-    def check_same(self, what):
+    def check_same(self, what, phase):
         """Nobody else differs."""
+        assert phase == watch.EPOCH
 
     def barrier(self):
         """Nobody else ends."""

@@ -92,16 +92,17 @@ def begin(count, what, **environment):
     return processes
 
 
-@pytest.mark.parametrize("lost", [0, 2])
-def test_a_killed_worker_is_named_by_all_others_at_once(lost):
-    processes = begin(3, "steps")
+@pytest.mark.parametrize("lost, what, phase", [
+    (0, "steps", "the end of a step"), (2, "epochs", "the beginning of an epoch")])
+def test_a_killed_worker_is_named_by_all_others_at_once(lost, what, phase):
+    processes = begin(3, what)
     killed_at = time.monotonic()
     processes[lost].send_signal(signal.SIGKILL)
     others = [process for i, process in enumerate(processes) if i != lost]
     for code, _, errors in started.finish(others, timeout=60):
         assert code == LOST_WORKER
         assert f"error: worker {lost} (127.0.0.1:" in errors
-        assert "was lost in the end of a step. Start the run again with resume=DIR" in errors
+        assert f"was lost in {phase}. Start the run again with resume=DIR" in errors
     assert time.monotonic() - killed_at < 10
 
 

@@ -31,6 +31,7 @@ from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError, values_explained
 from towers.step.prefetch import prefetched
 from towers.step.state import digest
+from towers.workers.watch import EPOCH
 
 
 class Loop:
@@ -63,7 +64,7 @@ class Loop:
             if state.epoch_step == 0:
                 self._tell("on_epoch_begin", state.epoch)
                 run.step.reset_metrics()
-            run.workers.check_same({"epoch": state.epoch, "step": state.epoch_step})
+            run.workers.check_same({"epoch": state.epoch, "step": state.epoch_step}, EPOCH)
             pace.start_epoch()
             batches = shuffled_batches(
                 run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step,

@@ -29,7 +29,8 @@ from towers.workers.cluster import Cluster, LOST_WORKER, LostWorkerError
 from towers.workers.worker_collectives import WorkerCollectives
 
 DEFAULT_TIMEOUT = 60.0
-START = "the start"  # the phase in which workers compare settings and load their data
+# Phases without a step, in which workers compare settings and their place in the data.
+START, EPOCH = "the start", "the beginning of an epoch"
 ANOTHER_BATCH = "the workers have different global batches"  # a step's assertion
 _ANSWER_SECONDS = 3.0
 _CAUSE_SECONDS = 20.0  # in which a worker whose tower failed finds its error, and ends
@@ -160,7 +161,7 @@ class _Watch:
 
     def end(self) -> None:
         self._longest = max(self._longest, time.monotonic() - self._doing.since)
-        self._has_stepped |= self._doing.phase != START
+        self._has_stepped |= self._doing.phase not in (START, EPOCH)
         self.enter(None, self.patience)
 
     def _run(self) -> None:

@@ -90,11 +90,14 @@ class Workers(Cluster):
         with watched(self, "the end of a step"), tf.device(HOST):
             return tuple(self._largest(tf.constant(values)).numpy().tolist())
 
-    def check_same(self, what: Mapping[str, object]) -> None:
-        """Raises ValueError, in every worker, if a worker's JSON values differ from the chief's."""
+    def check_same(self, what: Mapping[str, object], phase: str = START) -> None:
+        """Raises ValueError, in every worker, if a worker's JSON values differ from the chief's.
+
+        phase: when this happens, for the error that a lost worker causes.
+        """
         if self.num_workers == 1:
             return
-        chiefs, *others = map(json.loads, self.all_gather(json.dumps(what).encode()))
+        chiefs, *others = map(json.loads, self.all_gather(json.dumps(what).encode(), phase))
         for worker, theirs in enumerate(others, start=1):
             differ = [name for name in {**chiefs, **theirs} if chiefs.get(name) != theirs.get(name)]
             if differ:
@@ -109,11 +112,11 @@ class Workers(Cluster):
                     f"{listed}{more}. All workers must be given the same."
                 )
 
-    def all_gather(self, data: bytes) -> list[bytes]:
+    def all_gather(self, data: bytes, phase: str = START) -> list[bytes]:
         """Returns the bytes of every worker, in worker order."""
         if self.num_workers == 1:
             return [data]
-        with watched(self, START), tf.device(HOST):
+        with watched(self, phase), tf.device(HOST):
             sizes = self._collectives.all_gather(tf.constant(len(data), tf.int64)).numpy()
             rows = self._collectives.all_gather(_words(data, max(sizes))).numpy()
         return [row.tobytes()[:size] for row, size in zip(rows, sizes, strict=True)]
