@@ -4,8 +4,8 @@
 
 `tf.random.experimental.index_shuffle` gives the i-th index of a permutation without the ones
 before it, so that an epoch can begin at any step at once. Streamed data are shuffled within a
-buffer, by the same seed and epoch. The batches stay in the CPU's memory, where a step cuts them into
-shards; it copies one shard to each device.
+buffer, by the same seed and epoch. The batches stay in the CPU's memory, where a step cuts them
+into shards; it copies one shard to each device.
 """
 
 import itertools
