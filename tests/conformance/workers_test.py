@@ -115,9 +115,9 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_device
     step = towers.TowerStep(model, optimizer or keras.optimizers.Adam(0.01), num_towers=num_towers,
                             devices=towers.tower_devices(min(max_devices, each), "cpu"), **options)
     if step.own_rows is not None:  # NaN would spread from each row that is not this worker's
-        for x, *_ in batches:
-            begin, end = step.own_rows(len(x))
-            x[:begin] = x[end:] = np.nan
+        for x, y, sample_weight in batches:
+            others = ~step.own_rows(len(x)).numpy()
+            x[others], y[others], sample_weight[others] = np.nan, CLASSES, np.nan
     digest = hashlib.sha256()
     for values in batches:
         digest.update(repr({k: float(v) for k, v in step(*values).items()}).encode())

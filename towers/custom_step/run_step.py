@@ -30,13 +30,14 @@ class CustomStep:
 
     def __init__(
         self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int,
-        batch_norm: str | None,
+        batch_norm: str | None, own_rows: bool = False,
     ) -> None:
         """Raises ValueError if the model cannot be computed in towers.
 
         Args:
             name: the name of the class's method, data -> logs or predictions. Python runs it once
                 for each structure of data. Its tf.function is undone, as the step is traced anyway.
+            own_rows: whether a worker has only the rows of its towers, and the first row.
             batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
         """
         checks.check_layers(model)
@@ -47,7 +48,7 @@ class CustomStep:
         devices_lib.set_graph_optimizer(self._policy.optimize_graphs)
         self._model, self._batch_norm = model, batch_norm
         self._cluster, self._num_towers = join_workers(), num_towers
-        self._exchange = make_exchange(self._cluster, num_towers)
+        self._exchange = make_exchange(self._cluster, num_towers, own_rows)
         self.is_alone = self._exchange.is_alone
         self._devices = devices_lib.place_towers(len(self._exchange.local_towers), devices)
         self._parameter_device = state_lib.variables_device(model)

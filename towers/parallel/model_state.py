@@ -29,12 +29,13 @@ class Towers:
     plain: keras.Model  # was given to `make_parallel`; both models share layers and variables
     unbuilt: Mapping[str, Any]  # the attributes of `plain` before it was built, by name
     parameter_device: str  # to build layers on
-    devices: list[str]  # this and the next five are arguments of `TowerStep`
+    devices: list[str]  # this and the next six are arguments of `TowerStep`
     num_towers: int
     batch_norm: str | None = None
     strategy: str = "parameter_server"
     gpus_per_tower: int = 1
     stages: Sequence[str] | None = None
+    own_rows: bool = False
     workers: Workers = field(default_factory=join_workers)
     jit_compile: str = COMPILED  # or "auto"; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
@@ -140,7 +141,8 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
                 loss, loss_weights=loss_weights, metrics=metrics, devices=towers.devices,
                 num_towers=towers.num_towers, batch_norm=towers.batch_norm,
                 strategy=towers.strategy, gpus_per_tower=towers.gpus_per_tower,
-                stages=towers.stages, jit_compile=jit_compile, noise_scale=towers.noise_scale,
+                stages=towers.stages, own_rows=towers.own_rows, jit_compile=jit_compile,
+                noise_scale=towers.noise_scale,
             )
     return towers.step
 
@@ -161,6 +163,6 @@ def custom_step_of(model: keras.Model, name: str, gathers: bool = False) -> Cust
                 "that is neither a mean nor a sum over examples. Then no tower has a gradient: "
                 "leave towers.NoiseScale() out."
             )
-        where = towers.devices, towers.num_towers, towers.batch_norm
+        where = towers.devices, towers.num_towers, towers.batch_norm, towers.own_rows
         towers.custom_steps[name] = CustomStep(model, f"{name}_step", *where)
     return towers.custom_steps.get(name)

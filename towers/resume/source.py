@@ -123,7 +123,7 @@ class Epoch(NamedTuple):
     def indices(self, num_examples: int) -> tf.data.Dataset:
         """Returns int64 [B] for each batch: order(start_step * B), ..., order(N - 1).
 
-        If this worker does not need x of an example, ~index, which is negative, stands for it.
+        If this worker does not need an example, ~index, which is negative, stands for it.
         """
         size = self.batch_size
 
@@ -134,9 +134,7 @@ class Epoch(NamedTuple):
             index = self.order(tf.range(begin, end), num_examples)
             if self.rows is None:
                 return index
-            row = tf.range(tf.size(index))
-            first, last = self.rows(tf.size(index))
-            return tf.where((row >= first) & (row < last), index, ~index)
+            return tf.where(self.rows(tf.size(index)), index, ~index)
 
         steps = tf.data.Dataset.range(self.start_step, num_steps(num_examples, size))
         return steps.map(indices_of)
@@ -176,7 +174,7 @@ Batches: TypeAlias = "tf.data.Dataset | ExplainedBatches"
 class DataSource:
     """Gives the examples of one split."""
 
-    reads_rows = False  # whether it obeys `Epoch.rows`: it can give y without reading x
+    reads_rows = False  # whether it has an index, and so can obey `Epoch.rows`
     num_examples: int  # N
     labels: Any  # all labels in the order of the split; None if they can only be read one by one
 

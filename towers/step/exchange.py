@@ -21,8 +21,10 @@ from typing import Any
 import tensorflow as tf
 
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
-from towers.step.sharding import BatchValues, Shard, batch_size, concat_shards, rows_of
-from towers.step.structures import components, join_rows, sparse_rows
+from towers.step.sharding import (
+    BatchValues, Shard, batch_size, concat_shards, rows_of, shard_batch
+)
+from towers.step.structures import components, join_rows, map_tensors, sparse_rows, take_rows
 from towers.step.transfers import pack, packages, unpack
 from towers.workers.cluster import Cluster
 from towers.workers.watch import ANOTHER_BATCH
@@ -37,8 +39,11 @@ def towers_of(worker: int, num_workers: int, num_towers: int) -> range:
     return range(begin, end)
 
 
-def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
-    """Returns the exchange of one step; raises ValueError if there are more workers than towers."""
+def make_exchange(cluster: Cluster, num_towers: int, own_rows: bool = False) -> "Exchange":
+    """Returns the exchange of one step; raises ValueError if there are more workers than towers.
+
+    own_rows: whether a worker has only the rows of its towers, and the first row.
+    """
     if cluster.num_workers == 1:
         return Exchange(num_towers)
     if num_towers < cluster.num_workers:
@@ -46,7 +51,7 @@ def make_exchange(cluster: Cluster, num_towers: int) -> "Exchange":
             f"num_towers ({num_towers}) must be at least the number of workers, "
             f"{cluster.num_workers}: it counts the towers of all of them."
         )
-    return WorkersExchange(cluster, num_towers)
+    return WorkersExchange(cluster, num_towers, own_rows)
 
 
 class Exchange:
@@ -84,14 +89,19 @@ class Exchange:
     def check_same_batch(self, batch: BatchValues) -> None:
         """Makes the step fail in every worker if the workers' global batches differ."""
 
+    def join_labels(self, batch: BatchValues) -> BatchValues:
+        """Returns a batch whose y and sample_weight have the rows of all workers; x stays."""
+        return batch
+
 
 class WorkersExchange(Exchange):
     """Exchanges values between several workers, in the step's graph; each has a tower."""
 
     is_alone = False
 
-    def __init__(self, cluster: Cluster, num_towers: int) -> None:
+    def __init__(self, cluster: Cluster, num_towers: int, own_rows: bool) -> None:
         self._num_workers, self._num_towers = cluster.num_workers, num_towers
+        self._own_rows = own_rows
         self._index = cluster.index
         workers = range(cluster.num_workers)
         self._towers = [towers_of(w, cluster.num_workers, num_towers) for w in workers]
@@ -152,10 +162,22 @@ class WorkersExchange(Exchange):
         return received
 
     def check_same_batch(self, batch: BatchValues) -> None:
+        if self._own_rows:
+            first = map_tensors(lambda v: take_rows(v, [0], [1]), batch)
+            batch = (tf.range(batch_size(batch)), first, None)
         found = self._collectives.all_gather(fingerprint(batch))
         tf.debugging.assert_equal(
             found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
         )
+
+    def join_labels(self, batch: BatchValues) -> BatchValues:
+        if not self._own_rows:
+            return batch
+        shards = shard_batch(batch, self._num_towers)
+        own = [tf.nest.flatten(shards[t].values[1:]) for t in self.local_towers]
+        joined = [v[0] if v[0] is None else self.rows(v, shards) for v in zip(*own, strict=True)]
+        y, sample_weight = tf.nest.pack_sequence_as(batch[1:], joined)
+        return batch[0], y, sample_weight
 
     def _add(self, received: tf.Tensor) -> tf.Tensor:
         """Returns the sum over all towers of K subtree sums of each worker, [W, K, ...]."""

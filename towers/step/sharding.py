@@ -44,10 +44,11 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     ]
 
 
-def rows_of_towers(num_towers: int, towers: range, num_examples: Any) -> tuple[Any, Any]:
-    """Returns the first row and the row after the last one in the shards of some of T towers."""
+def rows_of_towers(num_towers: int, towers: range, num_examples: Any) -> tf.Tensor:
+    """Returns, bool [N], the rows in the shards of some of T towers; and the first of all rows."""
     begins, ends, _ = _bounds(num_examples, num_towers)
-    return begins[towers.start], ends[towers.stop - 1]
+    row = tf.range(num_examples)
+    return (row == 0) | (row >= begins[towers.start]) & (row < ends[towers.stop - 1])
 
 
 def _bounds(num_examples: Any, num_towers: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

@@ -106,10 +106,10 @@ class Step:
             noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
                 which most examples are wasted, estimated over all batches since `reset_metrics`.
                 It needs two towers. The weights keep their bits.
-            own_rows: whether each of several workers passes an x with the right rows only for its
-                own towers. For N examples, `step.own_rows(N)` returns the first of these rows and
-                the row after the last one. The other rows may hold anything, such as zeros. y and
-                sample_weight must be right in all rows. Workers compare N, y and sample_weight.
+            own_rows: whether each of several workers passes only its own rows of x, y and
+                sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
+                examples of the worker's towers and for the first example. The other rows may hold
+                anything, such as zeros. Workers compare N and the first example.
 
         Raises:
             ValueError: an argument is wrong, a device does not exist, or the model is not built.
@@ -133,10 +133,10 @@ class Step:
             raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
         self.num_towers, self.nonfinite, self.model = num_towers, nonfinite, model
         self.batch_norm = batch_norm or "average"
-        self.exchange = make_exchange(self.cluster, num_towers)
+        self.exchange = make_exchange(self.cluster, num_towers, own_rows)
         self.local_towers = self.exchange.local_towers
         find_rows = functools.partial(sharding.rows_of_towers, num_towers, self.local_towers)
-        self.own_rows = find_rows if own_rows else None  # N -> the rows that this worker needs
+        self.own_rows = find_rows if own_rows else None  # N -> bool [N]
         self.tower_devices = devices_lib.place_towers(len(self.local_towers), firsts)
         if devices is None and (shared := undivided_cpu(len(self.local_towers), is_chosen)):
             warnings.warn(shared, stacklevel=2)
@@ -202,14 +202,15 @@ class Step:
             self._assign_state(computed, added)
         return loss
 
-    def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
-        """Splits the global batch into T shards (arrow 1)."""
+    def whole(self, batch: BatchValues) -> BatchValues:
+        """Compares the workers' batches; returns the batch with y and sample_weight of all rows."""
         with tf.name_scope(structures.SPLIT), tf.device(HOST):
-            if self.own_rows is None:
-                self.exchange.check_same_batch(batch)
-            else:  # x may differ; the number of rows must not
-                rows = tf.range(sharding.batch_size(batch))
-                self.exchange.check_same_batch((rows, *batch[1:]))
+            self.exchange.check_same_batch(batch)
+            return self.exchange.join_labels(batch)
+
+    def split(self, batch: BatchValues, placed: Placed = None) -> list[Shard]:
+        """Splits the global batch, from `whole`, into T shards (arrow 1)."""
+        with tf.name_scope(structures.SPLIT), tf.device(HOST):
             shards = sharding.shard_batch(batch, self.num_towers)
         for tower, values in zip(self.local_towers, placed or []):
             shards[tower] = shards[tower]._replace(values=values)

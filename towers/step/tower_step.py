@@ -155,7 +155,7 @@ class TowerStep(Step):
         self, batch: BatchValues, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """Makes one update; returns (logs, `Computed.finite`)."""
-        x, y, sample_weight = batch
+        x, y, sample_weight = batch = self.whole(batch)
         computed = self.compute(batch, placed, with_predictions=self.metrics.need_predictions)
 
         def updated() -> dict[str, tf.Tensor]:
@@ -174,15 +174,15 @@ class TowerStep(Step):
             return logs, computed.finite
 
     def _test(self, batch: BatchValues, placed: Placed) -> dict[str, tf.Tensor]:
-        x, y, sample_weight = batch
+        x, y, sample_weight = batch = self.whole(batch)
         loss, y_pred = self.infer("test", batch, placed)
         with tf.device(self.parameter_device):
             track_losses(self.metrics.model, x, y, y_pred, sample_weight, training=False)
         return self.metrics.update(loss, x, y, y_pred, sample_weight)
 
     def _predict(self, batch: BatchValues, placed: Placed) -> Any:
-        return self.infer("predict", batch, placed)[1]
+        return self.infer("predict", self.whole(batch), placed)[1]
 
     def _gradients(self, batch: BatchValues, placed: Placed) -> tuple[tf.Tensor, Values]:
         del placed
-        return self.gradients_of(batch)
+        return self.gradients_of(self.whole(batch))

@@ -10,6 +10,7 @@ from tests import loading, processes
 from tests.app.datasets.sources import Rows
 from towers.app.datasets.batches import load_examples, shuffled_batches
 from towers.resume.source import InputOptions
+from towers.workers import watch
 from towers.step.exchange import towers_of
 from towers.step.sharding import rows_of_towers, shard_batch
 
@@ -22,12 +23,9 @@ def _forms(tmp_path_factory):
     return loading.in_each_form(rows, NUM_EXAMPLES, tmp_path_factory.mktemp("images"))
 
 
-@pytest.mark.parametrize("form, augment", [
-    ("arrays", None), ("arrays", "crop_flip"), ("image files", None), ("image files", "crop_flip"),
-])
-def test_own_rows_and_all_labels_are_those_of_the_whole_batch_and_other_images_are_0(
-    form, augment, forms
-):
+@pytest.mark.parametrize("augment", [None, "crop_flip"])
+@pytest.mark.parametrize("form", ["arrays", "image files", "a source"])
+def test_own_rows_are_those_of_the_whole_batch_and_other_images_are_0(form, augment, forms):
     examples = load_examples(forms[form], InputOptions(augment=augment))
     for size, num_towers, num_workers in ((10, 4, 2), (5, 7, 3), (4, 8, 4), (30, 3, 3)):
         whole = list(shuffled_batches(examples, size, 1, 2, 1))
@@ -35,50 +33,77 @@ def test_own_rows_and_all_labels_are_those_of_the_whole_batch_and_other_images_a
             own = towers_of(worker, num_workers, num_towers)
             rows = partial(rows_of_towers, num_towers, own)
             found = shuffled_batches(examples, size, 1, 2, 1, rows)
-            for all_x, x in zip(whole, found, strict=True):
-                np.testing.assert_array_equal(all_x[1], x[1])
-                shards, theirs = (shard_batch((*b, None), num_towers) for b in (x, all_x))
+            for expected, batch in zip(whole, found, strict=True):
+                shards, theirs = (shard_batch((*b, None), num_towers) for b in (batch, expected))
                 for tower in own:
-                    np.testing.assert_array_equal(*(s[tower].values[0] for s in (shards, theirs)))
-                begin, end = rows(len(x[1]))
-                if form == "image files":
-                    assert not x[0][:begin].numpy().any() and not x[0][end:].numpy().any()
+                    for a, b in zip(shards[tower].values[:2], theirs[tower].values[:2]):
+                        np.testing.assert_array_equal(a, b)
+                is_own = rows(len(batch[1])).numpy()
+                for a, b in zip(batch, expected):
+                    np.testing.assert_array_equal(a[is_own], b[is_own])
+                assert form == "arrays" or not batch[0][~is_own].numpy().any()
 
 
 PROGRAM = """
-import collections, json, sys
+import collections, json, os, sys
+from tests.app.datasets import sources
+from towers.app.after_training import model_files, predicting
 from towers.app.config import TrainConfig
 from towers.app.datasets import dataset, image_folder
+from towers.app.reporting.report import Report
 import towers
 dataset.usable_memory = lambda: 0  # the images do not fit into it
-counts, decode = collections.Counter(), image_folder.decode
+counts, decode, read = collections.Counter(), image_folder.decode, sources.Pixels.__getitem__
 def counted(path, shape):
     counts[path.parts[-3]] += 1
     return decode(path, shape)
-image_folder.decode = counted
-towers.train(TrainConfig(**json.loads(sys.argv[1])))
-print(json.dumps(counts))
+def counted_example(self, index):
+    counts["train" if len(self) == 23 else "val"] += 1
+    x, y = read(self, index)
+    return x, (y + (os.environ.get("OTHER") == str(workers.index))) % 10
+image_folder.decode, sources.Pixels.__getitem__ = counted, counted_example
+workers, values = towers.join_workers(), json.loads(sys.argv[1])
+towers.train(TrainConfig(**values))
+file = model_files.find_file(values["run_dir"], "evaluate")
+config = model_files.file_config(file, {"num_gpus": 1, "num_towers": 4})
+print(json.dumps([counts, predicting.evaluate_file(config, file, Report())]))
 """
 
 
-def test_workers_decode_only_the_images_of_their_towers(tmp_path):
-    """In 2 epochs of 10 + 10 + 3 images, on 4 towers; the validation has 10 + 1."""
+def run(count, run_dir, **options):
+    values = {"model": "tests.loading:model", "num_towers": 4, "num_gpus": 1, "batch_size": 10,
+              "epochs": 2, "run_dir": str(run_dir), "augment": "crop_flip", **options}
+    environment = {} if "OTHER" not in values else {"OTHER": values.pop("OTHER")}
+    return processes.run_all(count, "-c", PROGRAM, json.dumps(values), **environment)
+
+
+@pytest.mark.parametrize("source", ["image_folder", "tests.app.datasets.sources:splits"])
+def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
+    """In 2 epochs of 10 + 10 + 3 examples, on 4 towers; and 3 times those of the validation."""
     generator = np.random.default_rng(0)
-    for index in range(34):
+    for index in range(30):
         part = ("train", "val")[index >= NUM_EXAMPLES]
         path = tmp_path / "images" / part / f"class {index % 2}" / f"{index:02}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         loading.write_pixels(path, generator.integers(0, 256, (6, 7, 3)))
-    runs = {}
+    is_folder, runs, values = source == "image_folder", {}, []
+    data_dir = str(tmp_path / "images") if is_folder else None
     for count in (1, 2):
-        values = {"model": "tests.loading:model", "dataset": "image_folder", "num_towers": 4,
-                  "data_dir": str(tmp_path / "images"), "num_gpus": 1, "batch_size": 10,
-                  "epochs": 2, "run_dir": str(tmp_path / f"{count}"), "augment": "crop_flip"}
-        ended = processes.run_all(count, "-c", PROGRAM, json.dumps(values))
+        ended = run(count, tmp_path / f"{count}", dataset=source, data_dir=data_dir)
         assert [code for code, _, _ in ended] == [0] * count, ended
-        runs[count] = [json.loads(said.splitlines()[-1]) for _, said, _ in ended]
+        said = [json.loads(said.splitlines()[-1]) for _, said, _ in ended]
+        runs[count] = [[each[0][part] for part in ("train", "val")] for each in said]
+        values += [each[1] for each in said]
     assert loading.final_weights(tmp_path / "1") == loading.final_weights(tmp_path / "2")
-    assert runs[1] == [{"train": 2 * 23, "val": 2 * 11}]
-    # Towers 0 and 1 have 3 + 3, 3 + 3 and 1 + 1 images. Towers 2 and 3 have 2 + 2, 2 + 2 and 1, and
-    # an empty shard repeats one.
-    assert runs[2] == [{"train": 2 * 14, "val": 2 * 7}, {"train": 2 * 9, "val": 2 * 5}]
+    assert values[0] == values[1] == values[2]
+    # Towers 0 and 1 have 3 + 3, 3 + 3 and 1 + 1 examples, and 2 + 2 of the validation. Towers 2 and
+    # 3 have 2 + 2, 2 + 2 and 1, and 2 + 1; and the first of each batch.
+    expected = [[2 * 23, 3 * 7]], [[2 * 14, 3 * 4], [2 * 12, 3 * 4]]
+    opened = 0 if is_folder else 2  # the first example, by the run and by the evaluation
+    np.testing.assert_array_equal(runs[1], np.array(expected[0]) + opened)
+    np.testing.assert_array_equal(runs[2], np.array(expected[1]) + opened)
+
+
+def test_workers_whose_sources_differ_end_with_an_error(tmp_path):
+    ended = run(2, tmp_path, dataset="tests.app.datasets.sources:splits", OTHER="1")
+    assert all(code == 1 and watch.ANOTHER_BATCH in errors for code, _, errors in ended), ended

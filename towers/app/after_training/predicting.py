@@ -22,7 +22,7 @@ from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.models import load_file
 from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
-from towers.app.training.build import find_devices
+from towers.app.training.build import find_devices, reads_own_rows
 from towers.app.training.task import PYTHON, load_either
 from towers.machine.devices import place_towers
 from towers.machine.words import counted
@@ -30,6 +30,7 @@ from towers.parallel.parallel_model import parallel_on
 from towers.resume.run_dir import write_atomically
 from towers.resume.source import InputOptions
 from towers.step.exchange import towers_of
+from towers.step.sharding import rows_of_towers
 from towers.workers import watch
 from towers.workers.workers import join_workers
 
@@ -187,13 +188,16 @@ def _prepare(
         out.line(labelled("", note))
     for warning in dataset.warnings:
         out.warn(warning)
+    own_rows = reads_own_rows(model, examples)
     parallel = parallel_on(
-        model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names
+        model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names,
+        own_rows=own_rows,
     )
     size = config.global_batch_size(num_devices)
+    rows = partial(rows_of_towers, num_towers, local) if own_rows else None
 
     def batches() -> Iterator[Any]:
-        for step, batch in enumerate(ordered_batches(examples, size), 1):
+        for step, batch in enumerate(ordered_batches(examples, size, rows), 1):
             yield batch
             if out.is_due():
                 done = f"{min(step * size, total):,}/{total:,}"

@@ -69,7 +69,7 @@ def shuffled_batches(
 
     Batches, such as (x [B, ...], y [B]), are changed by `augment` and `mix`; the last one may be
     shorter. seed: the seed of the run. epoch: the number of the epoch, from 0. rows: None, or
-    `TowerStep.own_rows`: a source that `reads_rows` neither reads nor changes x in other rows.
+    `TowerStep.own_rows`: a source that `reads_rows` neither reads nor changes other rows.
     """
     rest = Epoch(batch_size, start_step, seed, epoch, rows=rows)
     key, augment, mix = rest.key, examples.augment, examples.mix

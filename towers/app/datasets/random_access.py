@@ -33,6 +33,7 @@ class RandomAccess(DataSource):
     lock: Any = field(default_factory=threading.Lock)  # an abandoned iterator may still read
 
     how = "read while training runs"
+    reads_rows = True
     labels = None
 
     def opened(self, options: InputOptions) -> "RandomAccess":
@@ -49,13 +50,14 @@ class RandomAccess(DataSource):
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns the batches that arrays in memory would give. Iterating may raise ValueError."""
         failed: list[ValueError] = []  # the reader's error, of which tf.data shows only a part
-        indices = epoch._replace(rows=None).indices(self.num_examples)  # y is read with x
+        indices = epoch.indices(self.num_examples)
 
         def generate() -> Iterator[Any]:
             failed.clear()
             try:
                 for index, arrays in self._read(indices.as_numpy_iterator()):
-                    yield index, *tf.nest.pack_sequence_as(self.structure, arrays)
+                    whole = [_with_zeros(array, index >= 0) for array in arrays]
+                    yield index, *tf.nest.pack_sequence_as(self.structure, whole)
             except ValueError as error:
                 failed.append(error)
                 raise
@@ -81,7 +83,7 @@ class RandomAccess(DataSource):
         return ExplainedBatches(of_batches(batches.map(converted), epoch), explain)
 
     def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
-        """Yields the indices of each batch and its arrays."""
+        """Yields the indices of each batch, and the arrays of the examples that are needed."""
         if (length := len(self.source.examples)) != self.num_examples:
             raise other_length(self.source.where, length, self.num_examples)
         if self.readers is not None:
@@ -89,8 +91,17 @@ class RandomAccess(DataSource):
             return
         for indices in batches:
             with self.lock:
-                arrays = self.source.read(indices)
+                arrays = self.source.read(indices[indices >= 0])
             yield indices, arrays
+
+
+def _with_zeros(rows: np.ndarray, are_read: np.ndarray) -> np.ndarray:
+    """Puts rows [n, ...] where `are_read`, bool [B], is true; the other rows are 0."""
+    if are_read.all():
+        return rows
+    whole = np.zeros((len(are_read), *rows.shape[1:]), rows.dtype)
+    whole[are_read] = rows
+    return whole
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:

@@ -37,8 +37,9 @@ class Readers:
         self._asked: deque[tuple[_Reader, np.ndarray | None]] = deque()
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Arrays]]:
-        """Yields, for each batch of B indices, the indices and an array [B, ...] for each leaf.
+        """Yields, for each batch of B indices, the indices and an array for each leaf.
 
+        An array has a row for each index that is not negative.
         An iteration that began before this one must not continue.
         """
         if not self._readers:
@@ -84,8 +85,9 @@ def _chunks(
 ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
     """Yields the indices of each chunk, with all indices of its batch after the last chunk."""
     for batch in batches:
-        count = min(len(batch), max(num_readers, -(-len(batch) // _MOST_AT_ONCE)))
-        *parts, last = np.array_split(batch, count)
+        read = batch[batch >= 0]
+        count = min(len(read), max(num_readers, -(-len(read) // _MOST_AT_ONCE)))
+        *parts, last = np.array_split(read, count)
         yield from ((part, None) for part in parts)
         yield last, batch
 

@@ -125,14 +125,12 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             policy = dataclasses.replace(policy, take_turns=True)
         loss, loss_weights = training_loss(model, config)
         metrics = BatchMetrics(model, variables_device(model))
-        needs_all = train.mix or reads_inputs(model)  # x of the global batch
-        own_rows = join_workers().num_workers > 1 and train.source.reads_rows and not needs_all
         make_step = partial(
             TowerStep, model, model.optimizer, loss, loss_weights=loss_weights, metrics=metrics,
             devices=devices, num_towers=num_towers, batch_norm=config.batch_norm,
             nonfinite=config.nonfinite, jit_compile=jit_compile, strategy=config.strategy,
             gpus_per_tower=config.gpus_per_tower, stages=config.stage_names, policy=policy,
-            noise_scale=config.noise_scale, own_rows=own_rows,
+            noise_scale=config.noise_scale, own_rows=reads_own_rows(model, train),
         )
         step = make_step()
     better: Mapping[str, str | None] = {"loss": "down", "accuracy": "up"}
@@ -161,6 +159,14 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         class_names=dataset.class_names, divided=dataset.divided_for_model,
         warnings=[*dataset.warnings, *filter(None, [shared])],
     )
+
+
+def reads_own_rows(model: keras.Model, examples: Examples) -> bool:
+    """Whether each of several workers reads only its towers' examples."""
+    takes_time = examples.source.how != "" or examples.augment is not None
+    needs_all = examples.mix is not None or reads_inputs(model)  # x of the global batch
+    can_choose = join_workers().num_workers > 1 and examples.source.reads_rows
+    return can_choose and takes_time and not needs_all
 
 
 def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
