@@ -219,6 +219,14 @@ def test_of_two_processes_that_both_find_a_directory_empty_one_gets_it(monkeypat
     assert (run_dir.Path("mine") / "config.json").read_text() == "first"
 
 
+def test_a_directory_whose_config_was_never_written_takes_a_new_run():
+    os.mkdir("mine")
+    run_dir.Path("mine/config.json").touch()  # as a process that is killed, or a full disk, leaves
+    assert run_dir.read_config("mine") is None
+    run_dir.create("mine", "n", "{}")
+    assert run_dir.read_config("mine") == "{}"
+
+
 @pytest.mark.parametrize(("directory", "words"), [
     ("mine", "is not empty; name a new directory"),
     ("mine/notes", "is a file"),

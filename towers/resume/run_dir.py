@@ -41,8 +41,9 @@ def check(run_dir: str | None) -> None:
         return
     path = Path(run_dir)
     with explained(path):
-        if path.is_dir() and any(path.iterdir()):
-            raise not_empty(path, (path / CONFIG).exists())
+        names = os.listdir(path) if path.is_dir() else []
+        if names and (names != [CONFIG] or (path / CONFIG).stat().st_size):
+            raise not_empty(path, CONFIG in names)
         if path.exists() and not path.is_dir():
             raise ValueError(f"run_dir ({path}) is a file; name a directory.")
 
@@ -50,8 +51,8 @@ def check(run_dir: str | None) -> None:
 def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) -> Path:
     """Makes the directory of a new run, with its config.json, whose text is `config`.
 
-    Two processes never get the same directory: one mkdir makes a numbered directory, and one
-    exclusive open makes config.json.
+    Two processes never get the same directory: one mkdir makes a numbered directory, and a lock
+    guards config.json. An empty config.json, from a killed process or a full disk, is no run.
 
     run_dir: None means the next free runs/<name>-001, -002, ...
     begun: the directory that relative paths, and the result, start from.
@@ -64,11 +65,11 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
     path = begun / named
     with explained(named):
         path.mkdir(parents=True, exist_ok=True)
-        try:
-            (path / CONFIG).open("x").close()
-        except FileExistsError:
-            raise not_empty(path, holds_run=True) from None
-    write_config(path, config)
+        with (path / CONFIG).open("a+", encoding="utf-8") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # the next process waits until the text is written
+            if os.fstat(file.fileno()).st_size:
+                raise not_empty(path, holds_run=True)
+            file.write(config)
     return named
 
 
@@ -205,10 +206,10 @@ def open_remote(url: str) -> Any:
 
 
 def read_config(directory: str, argument: str = "run_dir") -> str | None:
-    """Returns config.json's text, None without it; ValueError if a URL cannot be reached."""
+    """Returns config.json's text, None if there is none; ValueError if a URL is unreachable."""
     with suppress(OSError, UnicodeDecodeError):
         if not is_remote(directory):
-            return (Path(directory) / CONFIG).read_text(encoding="utf-8")
+            return (Path(directory) / CONFIG).read_text(encoding="utf-8") or None
         with explained(directory, argument), suppress(FileNotFoundError):
             return str(open_remote(directory).cat_file(CONFIG).decode())
     return None
@@ -225,8 +226,8 @@ def explained(path: Path | str, argument: str = "run_dir") -> Iterator[None]:
             if isinstance(error, ImportError):
                 fix = " pip install 'tf-towers[remote]' brings what s3:// needs."
         elif isinstance(error, OSError):
-            said = f"{error.strerror}: {error.filename}"
-            fix = " Name a directory that you can write to."
+            said = ": ".join(str(word) for word in (error.strerror, error.filename) if word)
+            fix = " Make room there, or name a directory that you can write to."
         else:
             raise
         raise ValueError(f"{argument} ({path}) cannot be used: {said}.{fix}") from error
