@@ -91,7 +91,7 @@ def matrix(*values):
 
 @pytest.mark.parametrize("script, flags, variables, message", [
     (TRAIN, "--num_gpus=0", {}, "--num_gpus (0) must be a whole number from 1 to 1024."),
-    (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: invalid literal for int()"),
+    (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: it must be an integer"),
     (TRAIN, "--num_gpu=2", {}, "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
     (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
     (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),

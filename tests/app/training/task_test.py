@@ -132,7 +132,7 @@ def test_a_function_of_shapes_may_compile_its_model_too():
 
 def test_labels_that_are_no_classes_are_refused_for_a_model_without_a_loss():
     values = {**OF_REGRESSION, "model": f"{__name__}:uncompiled_model"}
-    with pytest.raises(ValueError, match=r"labels .* must be"):
+    with pytest.raises(ValueError, match=r"labels .* must be .* compile it with its loss"):
         towers.train(config(**values))
     assert not RUN.exists()
 
@@ -214,6 +214,8 @@ def test_a_batched_dataset_is_refused_with_the_word_unbatch(batched, is_built):
         model.compile("sgd", "mse")
     with pytest.raises(ValueError, match=r"seem to be batches: .* add .unbatch\(\); `batch_size`"):
         towers.train(config(), model=model, train=data)
+    with pytest.raises(ValueError, match="is a PyDataset, which gives batches"):
+        towers.train(config(), model=model, train=keras.utils.PyDataset())
     assert towers.train(config(plan=True), model=model, train=data.unbatch()) == {}
 
 
@@ -266,6 +268,7 @@ def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_
     ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
     ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
     ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
+    ({"model": "cnn", "dataset": "music"}, r"model=cnn does not take .* of shape \(49,\): "),
 ])
 def test_what_does_not_fit_is_refused_before_there_is_a_directory(values, message):
     with pytest.raises(ValueError, match=message):

@@ -6,6 +6,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -56,6 +57,11 @@ def from_splits(
     num_classes: None: 1 + the largest label, which takes one pass over a tf.data.Dataset.
     where: names for train and test, such as their files, shown in errors; () uses `name`.
     """
+    if isinstance(train, keras.utils.PyDataset):
+        raise ValueError(
+            f"dataset ({name!r}) is a PyDataset, which gives batches. Return an object whose "
+            "__getitem__ gives one example (x, y), or use towers.make_parallel(...).fit."
+        )
     makers = _splitter(train), _splitter(test)
     are_arrays = makers[0] is arrays.split_of
     if not custom_loss and (

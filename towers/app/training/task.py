@@ -21,6 +21,7 @@ from towers.app.named import one_line
 from towers.machine.tensorflow_internals import ends_in_batch
 
 PYTHON = "python"  # stands in config.json for such an object, which no name can restore
+_OTHER_TASK = "If the model is no classifier, or has several inputs, compile it with its loss."
 
 
 class UserObjects(NamedTuple):
@@ -145,7 +146,7 @@ def make_model_and_data(
         x, y = (getattr(model, name, None) for name in ("input_shape", "output_shape"))
         if isinstance(x, tuple) and isinstance(y, tuple) and None not in (*x[1:], y[-1]):
             source = source._replace(input_shape=x[1:], num_classes=y[-1])  # for synthetic data
-        dataset = load(model.compiled)
+        dataset, problem = (load(True), None) if model.compiled else load_either(load)
         _check_unbatched(model, dataset)
     else:
         # Labels that are not classes are fine if the model is compiled.
@@ -155,12 +156,16 @@ def make_model_and_data(
         try:
             model = make(dataset.input_shape, dataset.num_classes)
         except Exception as error:
-            if problem is None:
-                raise
-            reason = f"Asked for a model for other labels, {source.name} raised {one_line(error)}."
-            raise ValueError(f"{problem} {reason}") from error
-        if problem is not None and not model.compiled:
-            raise problem
+            if problem is not None:
+                raise ValueError(f"{problem} {_OTHER_TASK}") from problem
+            if source.name in models.NAMES:
+                raise ValueError(
+                    f"model={source.name} does not take the examples of dataset={dataset.name}, "
+                    f"of shape {dataset.input_shape}: {one_line(error)}. Name another model."
+                ) from error
+            raise
+    if problem is not None and not model.compiled:
+        raise ValueError(f"{problem} {_OTHER_TASK}") from problem
     if dataset.num_classes == 1 and not model.compiled:  # its loss would be 0 from the start
         name = f", {dataset.class_names[0]}" if dataset.class_names else ""
         raise ValueError(
