@@ -60,6 +60,17 @@ def test_lists_of_numbers_are_refused_in_words(call):
         parallel.train_on_batch(x.tolist(), y)
 
 
+def test_a_step_names_missing_labels_and_what_it_has_fixed():
+    step, (x, y) = make_step(), batch(8)
+    with pytest.raises(AttributeError, match="optimizer"):
+        step.optimizer = keras.optimizers.SGD()
+    with pytest.raises(ValueError, match=r"^y is None, .* step\(\*batch\)"):
+        step(x)
+    step.model.layers[0].trainable = False
+    with pytest.warns(UserWarning, match="`trainable` has changed since the step was made"):
+        step.test_batch(x, y)
+
+
 def test_placed_shards_of_another_number_of_examples_are_refused():
     step, (x, y), (others, labels) = make_step(), batch(8), batch(3)
     step.train_batch(x, y, placed=place(step, (x, y, None)))

@@ -61,6 +61,11 @@ class Losses:
         """Returns the K terms of the loss; `predictions`: the flattened outputs, if needed."""
         if self._terms is None:
             return []
+        if y is None:
+            raise ValueError(
+                "y is None, and the loss needs labels: pass x and y, such as step(*batch) for a "
+                "batch (x, y) of a data set."
+            )
         y_pred = self.outputs
         if predictions is not None:
             y_pred = tf.nest.pack_sequence_as(self.outputs, list(predictions))

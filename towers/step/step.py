@@ -143,7 +143,7 @@ class Step:
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.parameter_device = state_lib.variables_device(model)
-        self.optimizer, loss, loss_weights, self.metrics = recipe_of(
+        self._optimizer, loss, loss_weights, self.metrics = recipe_of(
             model, optimizer, loss, loss_weights, metrics, self.parameter_device
         )
         if own_rows and reads_inputs(self.metrics.model):
@@ -329,6 +329,11 @@ class Step:
         assign_merged([*self.trainable_variables, *self.tower.state], same, sums)
 
     # Properties and checks.
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the update; make a new step for another one."""
+        return self._optimizer
 
     @property
     def has_unsaved_noise(self) -> bool:

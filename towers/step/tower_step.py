@@ -8,7 +8,7 @@ import tensorflow as tf
 from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.averaging import Values
-from towers.step.checks import check_arrays, check_placed, check_rows
+from towers.step.checks import check_arrays, check_placed, check_rows, check_trainable
 from towers.step.errors import first_error, nonfinite_error, run_in_turn
 from towers.step.metrics import track_losses
 from towers.step.sharding import BatchValues, Placed
@@ -25,7 +25,8 @@ class TowerStep(Step):
     logs = step(x, y)  # makes one update; returns this batch's loss and accuracy
     ```
 
-    The parameters stay on the device on which they were created.
+    The parameters stay on the device on which they were created. The optimizer, and the variables
+    that are trainable when the step is made, are fixed: to change them, make a new step.
 
     traces: the traced functions in the order of their traces; each takes any number of rows.
     """
@@ -134,6 +135,7 @@ class TowerStep(Step):
             with hang.tracing(f"the trace of {phase}"):
                 if not self.traces:
                     self.check_agreement()
+                    check_trainable(self.model, self.trainable_variables)
                 self.tower.trace(tower, specs)
                 if name in ("train", "test"):
                     self.build_metrics(name, *specs)
