@@ -137,10 +137,8 @@ class _OrWord(flags.ArgumentParser):
         self.syntactic_help = parser.syntactic_help
 
     def parse(self, argument: Any) -> Any:
-        if argument in self._words:
-            return argument
         try:
-            return self._parser.parse(argument)
+            return argument if argument in self._words else self._parser.parse(argument)
         except (TypeError, ValueError) as error:
             forms = [self.syntactic_help or "true or false", *self._words]
             raise ValueError(f"it must be {', or '.join(forms)}") from error

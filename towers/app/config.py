@@ -308,9 +308,8 @@ class TrainConfig:
         try:
             values = {k: v for k, v in json.loads(text).items() if k not in _RETIRED}
         except (ValueError, AttributeError, RecursionError) as error:
-            raise ValueError(
-                f"config.json must be a JSON object: {error}. Put back a copy, or begin a new run."
-            ) from None
+            text = f"{error}. Put back a copy, or begin a new run."
+            raise ValueError(f"config.json must be a JSON object: {text}") from None
         unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
         if unknown:
             raise ValueError(

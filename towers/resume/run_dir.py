@@ -73,17 +73,12 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
     return named
 
 
-def write_config(path: Path, config: str) -> None:
-    """Replaces config.json. Raises ValueError if it cannot be written."""
+def write_config(path: Path, config: str, class_names: Sequence[str] = ()) -> None:
+    """Replaces config.json, and classes.json if there are names; ValueError if it cannot."""
     with explained(path):
         write_text(path / CONFIG, config)
-
-
-def write_class_names(path: Path, names: Sequence[str]) -> None:
-    """Writes the names to classes.json, if any. Raises ValueError if it cannot be written."""
-    if names:
-        with explained(path):
-            write_text(path / CLASSES, json.dumps(list(names), indent=2) + "\n")
+        if class_names:
+            write_text(path / CLASSES, json.dumps(list(class_names), indent=2) + "\n")
 
 
 def remove_temporary_files(directory: Path) -> None:

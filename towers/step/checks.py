@@ -1,7 +1,6 @@
 """Checks models, arguments and batches before a step, and raises one-line errors."""
 
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,16 +48,6 @@ def check_shared(model: keras.Model, num_towers: int) -> None:
         raise ValueError(
             f"variable {overwritten[0].path!r} takes its gradient for its value, as in a float8 "
             "layer, and towers add gradients up. Use mixed_bfloat16, or one tower."
-        )
-
-
-def check_trainable(model: keras.Model, variables: Sequence[keras.Variable]) -> None:
-    """Warns if the model's trainable variables are no longer those of the step."""
-    if list(map(id, model.trainable_variables)) != list(map(id, variables)):
-        warnings.warn(
-            f"model {model.name!r}: a layer's `trainable` has changed since the step was made, and "
-            "the step trains what was trainable then. Make a new step to train the others.",
-            stacklevel=2,
         )
 
 

@@ -62,10 +62,7 @@ class Losses:
         if self._terms is None:
             return []
         if y is None:
-            raise ValueError(
-                "y is None, and the loss needs labels: pass x and y, such as step(*batch) for a "
-                "batch (x, y) of a data set."
-            )
+            raise ValueError("y is None, and the loss needs labels: pass x and y, or *batch.")
         y_pred = self.outputs
         if predictions is not None:
             y_pred = tf.nest.pack_sequence_as(self.outputs, list(predictions))

@@ -15,7 +15,7 @@ from towers.app.after_training.model_files import class_names, file_config, find
 from towers.app.after_training.predicting import evaluate_file, predict_file, write_predictions
 from towers.app.config import TrainConfig
 from towers.app.reporting.report import Report
-from towers.resume.run_dir import write_class_names
+from towers.resume.run_dir import write_config
 
 (_, _), (X, Y) = small_data()
 
@@ -246,7 +246,7 @@ def test_the_runs_data_and_batch_are_brought_unless_others_are_given(saved_run):
 
 def test_the_names_of_the_runs_classes_are_found_beside_the_file(saved_run):
     assert class_names(saved_run / "final.keras") == []
-    write_class_names(saved_run, ["cat", "\udcff", "dog"])
+    write_config(saved_run, "{}", ["cat", "\udcff", "dog"])
     assert class_names(saved_run / "final.keras") == ["cat", "\udcff", "dog"]
     for damaged in ("{}", "[1]", '["cat"', "[" * 100_000):
         (saved_run / "classes.json").write_text(damaged)

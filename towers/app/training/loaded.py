@@ -84,8 +84,7 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
     checkpointer.found = None
     if run.workers.is_chief:
         config = dataclasses.replace(run.config, resume=None)
-        run_dir.write_config(directory, config.to_json())
-        run_dir.write_class_names(directory, run.class_names)
+        run_dir.write_config(directory, config.to_json(), run.class_names)
         run_dir.remove_temporary_files(directory)
     try:
         if is_new:
