@@ -91,6 +91,7 @@ def test_what_prevents_an_export_is_said_before_there_is_a_run(tmp_path):
     refused(".", r"^export \(.\) exists already")
     refused("m.ONNX", r"^export \(m.ONNX\) is .* SavedModel.*export\('m.ONNX', format='onnx'\)\.$")
     refused("m.tflite", r"format='litert'")
+    refused("m.h5", r"load_model\('final.keras'\).save\('m.h5'\)\.$")
     with pytest.raises(ValueError, match=r"^export \(mine/sm\) cannot be written: "):
         export_model(keras.Sequential([keras.Input((3,)), layers.Dense(2)]), "mine/sm")
 

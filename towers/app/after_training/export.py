@@ -18,7 +18,10 @@ from towers.app.models import load_file
 from towers.app.reporting.report import labelled
 from towers.resume.run_dir import CLASSES
 
-_OTHER_FORMATS = {".onnx": "onnx", ".tflite": "litert"}
+_OTHER_FORMATS = {
+    ".onnx": "export({!r}, format='onnx')", ".tflite": "export({!r}, format='litert')",
+    ".keras": "save({!r})", ".h5": "save({!r})",
+}
 
 
 def check(path: str | None) -> None:
@@ -30,7 +33,7 @@ def check(path: str | None) -> None:
     if other := _OTHER_FORMATS.get(Path(path).suffix.lower()):
         raise ValueError(
             f"export ({path}) is the directory of a SavedModel. Keras writes the other format: "
-            f"keras.saving.load_model('final.keras').export({path!r}, format={other!r})."
+            f"keras.saving.load_model('final.keras').{other.format(path)}."
         )
 
 
