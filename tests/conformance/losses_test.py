@@ -111,6 +111,12 @@ def of_one_output():
     }
 
 
+def of_weighted_outputs():
+    model, options = of_one_output()
+    weights = {"a": keras.Variable(0.3), "b": 2.0}
+    return model, options | {"loss": {"a": "mse", "b": "mae"}, "loss_weights": weights}
+
+
 def halves(y, y_pred):
     first, second = tf.split(y_pred - y, 2)
     return tf.reduce_mean(first**2 * second)
@@ -134,6 +140,11 @@ class Contrasts(keras.Sequential):
         return contrast(y, y_pred) + 0.1 * tf.reduce_mean(y_pred ** 2)
 
 
+class OfEachRow(keras.Sequential):
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+        return tf.reduce_mean((y - y_pred) ** 2, -1)
+
+
 @keras.saving.register_keras_serializable("tests")
 class Centered(L.Layer):
     """Each row less the mean over the whole batch."""
@@ -154,7 +165,12 @@ CASES = {
     "mean over weights": lambda: (network(), {"loss": OverWeights(), "weights": WEIGHTS}),
     "halves": lambda: (network(), {"loss": halves}),
     "pairs": lambda: (network(), {"loss": pairs}),
+    "sum": lambda: (network(), {"loss": lambda y, y_pred: tf.nn.l2_loss(y - y_pred) / 8}),
+    "chosen values": lambda: (
+        network(), {"loss": lambda y, y_pred: tf.gather_nd((y - y_pred) ** 2, tf.where(y > 0))}),
+    "compute_loss of each row": lambda: (network(OfEachRow), {"loss": None}),
     "several outputs": of_one_output,
+    "weight of a loss": of_weighted_outputs,
     "keras.Variable": reading(lambda: keras.Variable(2.0)),
     "tf.Variable": reading(lambda: tf.Variable(2.0, dtype=tf.float64)),
     "assigned variable": assigning,
@@ -190,7 +206,8 @@ def run(make, num_towers):
 @pytest.mark.telling(
     "3-mean over a mask", "3-weighted by hand", "3-several outputs", "3-pairs", "3-halves",
     "3-assigned variable", "3-frozen network", "3-weight decay and a mask", "3-tracked activity",
-    "3-gather in compute_loss", "3-gather in a layer", "8-mean over a mask",
+    "3-gather in compute_loss", "3-gather in a layer", "8-mean over a mask", "3-sum",
+    "3-chosen values", "3-compute_loss of each row", "3-weight of a loss",
 )
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("num_towers", [1, 3, 8])  # of 8 towers, two have no rows of 6

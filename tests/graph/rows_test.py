@@ -179,6 +179,23 @@ FAULTS = [  # by words of what the walk says
     ("into another order",
      lambda x: tf.reduce_mean(tf.gather(x, tf.random.shuffle(places(x))) * x)),
     ("joins", lambda x: tf.reduce_mean(tf.concat([x, tf.zeros([5, 3])], axis=0))),
+    ("(SegmentMax", lambda x: tf.reduce_mean(
+        tf.math.segment_max(x, tf.range(tf.shape(x)[0]) // 2))),
+    ("(Conv2D)", lambda x: tf.reduce_mean(tf.nn.conv1d(x[None], tf.ones([2, 3, 1]), 1, "SAME"))),
+    ("(FFT)", lambda x: tf.abs(tf.reduce_mean(
+        tf.signal.fft(tf.cast(tf.transpose(x), tf.complex64))))),
+    ("(DenseBincount)", lambda x: tf.reduce_mean(
+        tf.math.bincount(tf.cast(x[:, 0], tf.int32), x[:, 1]))),
+    ("(MatrixBandPart)", lambda x: tf.reduce_mean(tf.linalg.band_part(x, -1, 0))),
+    ("each row a value", lambda x: tf.reduce_mean(
+        tf.quantization.quantize_and_dequantize_v2(x, 0, 0, range_given=False))),
+    ("each row a value", lambda x: tf.reduce_mean(tf.while_loop(
+        lambda i, v: i < 3, lambda i, v: (i + 1, v - tf.reduce_mean(v)), [0, x])[1])),
+    ("takes Max", lambda x: tf.reduce_mean(tf.while_loop(
+        lambda v: tf.reduce_max(v) > 1, lambda v: [v / 2], [x])[0])),
+    ("(tf.cond) decides", lambda x: tf.switch_case(
+        tf.cast(tf.reduce_mean(x), tf.int32), [lambda: tf.reduce_mean(x), lambda: 0.0])),
+    ("values choose", lambda x: tf.reduce_mean(tf.gather_nd(x, tf.where(x > 0)))),
     ("values choose", lambda x: tf.reduce_mean(tf.dynamic_partition(
         x, tf.cast(x[:, 0] > 0, tf.int32), 2)[1])),
 ]

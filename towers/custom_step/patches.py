@@ -214,10 +214,10 @@ class Patches:
         if self._dependence.local(values):
             kind = self._rows.check(values, what)
             is_weighed = weight is not None and self._dependence.local(weight)
-            if not kind.has_rows and not is_weighed:
+            if not kind.has_rows:
                 if kind.name == "sum":
                     (values,) = self._collectives.sum([self._facts.masked(values)])
-                else:
+                elif not is_weighed:
                     factor = 1.0 if weight is None else weight
                     weight = self._facts.weighted(tf.cast(factor, metric.dtype))
         original(metric, values, sample_weight=weight)

@@ -15,11 +15,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.machine.tensorflow_internals import called_graph
+from towers.machine.tensorflow_internals import called_graphs
 from towers.machine.user_lines import line_of
 from towers.graph.elements import row_by_row
 from towers.graph.facts import (
-    COUNT, ONE_LENGTH, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault, open_axis, sizes,
+    COUNT, ONE_LENGTH, OPAQUE, ROWS, SHARED, UNEVEN, UNKNOWN, Fact, Fault, Op, first_fault,
+    open_axis, sizes,
 )
 from towers.graph.rules import forgive, infer, with_padding
 from towers.graph.walk import Key, follow, key_of
@@ -132,13 +133,12 @@ class Rows:
         return SHARED if axis is None else Fact(axis=axis, local=True)
 
 
-def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[Fact] | None:
-    """Returns the facts of a called function's outputs; None if its graph is not available."""
-    graph = called_graph(op.operation, name)
-    if graph is None or len(graph.inputs) != len(facts):
-        return None
-    inner = Rows(zip(graph.inputs, facts))
-    return [inner.fact(tensor) for tensor in graph.outputs]
+def _returned(op: Op, name: str, facts: Sequence[Fact]) -> list[list[Fact]]:
+    """Returns the facts of the outputs of each function in an attribute whose graph is known."""
+    return [
+        list(map(Rows(zip(graph.inputs, facts)).fact, graph.outputs))
+        for graph in called_graphs(op.operation, name) if len(graph.inputs) == len(facts)
+    ]
 
 
 def _row_by_row(op: Op) -> list[Fact]:
@@ -146,48 +146,56 @@ def _row_by_row(op: Op) -> list[Fact]:
 
 
 def _call(op: Op) -> list[Fact]:
-    return _returned(op, "f", op.facts) or _row_by_row(op)
+    return (_returned(op, "f", op.facts) or [_row_by_row(op)])[0]
 
 
-def _decide(op: Op) -> list[Fact]:
-    """Returns the facts of a tf.cond's results, which come from one branch or the other."""
-    condition, *facts = op.facts
-    yes, no = (_returned(op, name, facts) for name in ("then_branch", "else_branch"))
-    found = _row_by_row(op) if yes is None or no is None else [
-        replace(op.add(pair), each=None) if None in [f.each for f in pair] else op.add(pair)
-        for pair in zip(yes, no)
-    ]
-    if condition.local:
-        what = "(tf.cond) decides by a value that is made of all rows of the batch"
-        return [op.faulty(fact, what) for fact in found]
-    is_even = condition.degree == 0
-    return [fact if is_even or not fact.local else op.faulty(fact, *UNEVEN) for fact in found]
+def _decide(*names: str) -> Callable[[Op], list[Fact]]:
+    """Returns the rule of a tf.cond, or a tf.switch_case, whose results come from one branch."""
+
+    def rule(op: Op) -> list[Fact]:
+        condition, *facts = op.facts
+        branches = [found for name in names for found in _returned(op, name, facts)]
+        found = [
+            replace(op.add(pair), each=None) if None in [f.each for f in pair] else op.add(pair)
+            for pair in zip(*branches)
+        ] or _row_by_row(op)
+        if condition.local:
+            what = "(tf.cond) decides by a value that is made of all rows of the batch"
+            return [op.faulty(fact, what) for fact in found]
+        is_even = condition.degree == 0
+        return [fact if is_even or not fact.local else op.faulty(fact, *UNEVEN) for fact in found]
+
+    return rule
 
 
 _MOST_ROUNDS = 4  # of a loop's body, until the facts of its variables stay the same
 
 
 def _loop(op: Op) -> list[Fact]:
-    """Returns the facts of a loop; follows its body if `row_by_row` gives a value a fault."""
+    """Returns the facts of a loop; follows its condition and its body.
+
+    Lists (axis UNKNOWN) and their items (OPAQUE) count as rows.
+    """
     rough = [
         SHARED if not output.dtype.is_floating and open_axis(output) is None
         and output.dtype != tf.variant else fact
         for output, fact in zip(op.operation.outputs, _row_by_row(op))
     ]
     before = op.facts
-    if not any(fact.fault and not fact.has_rows for fact in rough):
-        return rough
     for _ in range(_MOST_ROUNDS):
-        after = _returned(op, "body", before)
-        if after is None:
-            break
-        merged = [_merge(*pair) for pair in zip(before, after)]
-        if merged == before:
-            return [
-                b if known.fault and a == b else known
-                for a, b, known in zip(before, after, rough)
-            ]
-        before = merged
+        for (goes_on,) in _returned(op, "cond", before):
+            if goes_on.fault:
+                return [replace(f, fault=f.fault or goes_on.fault) if f.local else f for f in rough]
+        for after in _returned(op, "body", before):
+            merged = [_merge(*pair) for pair in zip(before, after)]
+            if merged == before:
+                return [
+                    b if known.fault and a == b else known
+                    if known.fault or known.axis == UNKNOWN or not b.fault
+                    or b.fault.what == OPAQUE else replace(known, fault=b.fault)
+                    for a, b, known in zip(before, after, rough)
+                ]
+            before = merged
     return rough
 
 
@@ -199,5 +207,7 @@ def _merge(before: Fact, after: Fact) -> Fact:
 
 _CALLS: dict[str, Callable[[Op], list[Fact]]] = {
     "PartitionedCall": _call, "StatefulPartitionedCall": _call,
-    "If": _decide, "StatelessIf": _decide, "While": _loop, "StatelessWhile": _loop,
+    **dict.fromkeys(("If", "StatelessIf"), _decide("then_branch", "else_branch")),
+    **dict.fromkeys(("Case", "StatelessCase"), _decide("branches")),
+    "While": _loop, "StatelessWhile": _loop,
 }

@@ -14,8 +14,8 @@ import tensorflow as tf
 from towers.graph import elements
 from towers.graph.elements import align, num_scattered_axes, row_by_row
 from towers.graph.facts import (
-    CHOSEN, COMPARES, COUNT, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op, has_open_rows,
-    open_axis, sum_over_rows,
+    CHOSEN, COMPARES, COUNT, EACH_ROW, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op,
+    has_open_rows, open_axis, sum_over_rows,
 )
 from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
 
@@ -78,7 +78,7 @@ def along_axes(op: Op) -> Fact:
 
 
 def on_last_axes(count: int, op: Op) -> Fact:
-    """Returns the fact of a cross-entropy (count 1) or a matrix decomposition (count 2).
+    """Returns the fact of operations along the last axes: 1 of FFT, 2 of Svd, 3 of Conv2D.
 
     Rows are mixed if the batch axis is one of the last `count` axes.
     """
@@ -138,6 +138,14 @@ def add_segments(op: Op) -> Fact:
     return op.faulty(fact, f"({op.type}) {MIXES}")
 
 
+def pick_in_segments(op: Op) -> Fact:
+    """Returns the fact of SegmentMean, UnsortedSegmentMax ..., which are no sums."""
+    fact = row_by_row(op)
+    if not op.facts[0].has_rows or None in (op.facts[0].each, op.facts[1].each):
+        return replace(fact, each=1) if fact.has_rows else fact  # rows of a ragged tensor
+    return op.faulty(fact, f"({op.type}) {MIXES}")
+
+
 def reduce_sparse(op: Op) -> Fact:
     """Returns the fact of SparseToDense, SparseTensorDenseMatMul or SparseReduceSum of rows."""
     fact, is_sum = row_by_row(op), op.type == "SparseReduceSum"
@@ -146,6 +154,14 @@ def reduce_sparse(op: Op) -> Fact:
         return fact
     over_rows = sum_over_rows(replace(op.facts[1], degree=0))
     return over_rows if 0 in axes else replace(fact, axis=0, each=1)
+
+
+def rescale(op: Op) -> Fact:
+    """Returns the fact of FusedBatchNorm or QuantizeAndDequantize, by given statistics or not."""
+    is_norm = op.type.startswith("FusedBatchNorm")
+    takes_own = is_norm == op.operation.get_attr("is_training" if is_norm else "range_given")
+    return op.faulty(row_by_row(op), EACH_ROW) if takes_own and op.facts[0].local else (
+        row_by_row(op))
 
 
 def noise(op: Op) -> Fact:
@@ -181,14 +197,17 @@ _TABLE: dict[str, Rule] = {
     "LogicalOr Atan2 Xdivy Xlogy Xlog1py FloorDiv FloorMod": elements.pair,
     # moved, picked, put together
     "Reshape Squeeze ExpandDims Transpose Pad PadV2 MirrorPad": elements.move,
-    "MatrixDiagPartV3 MatrixDiagV3 MatrixBandPart Diag DiagPart":
-        lambda op: op.facts[0] if op.facts[0].is_value else row_by_row(op),
+    "MatrixDiagPartV3 MatrixSetDiagV3 MatrixBandPart":
+        lambda op: op.facts[0] if op.facts[0].is_value else on_last_axes(2, op),
+    "MatrixDiagV3 Diag DiagPart":
+        lambda op: op.facts[0] if op.facts[0].is_value else on_last_axes(1, op),
     "BroadcastTo Tile Fill": elements.broadcast,
     "Cast": lambda op: op.nonlinear(op.facts[0]) if (  # it rounds
         op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating) else op.facts[0],
     "RaggedTensorToVariant": lambda op: replace(row_by_row(op), each=1),  # one row per example
     "StridedSlice Slice": elements.take_slice,
     "GatherV2": elements.gather,
+    "GatherNd": lambda op: replace(row_by_row(op), each=op.facts[1].each),
     "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin": elements.overwrite,
     "Where":  # it lists the rows that a condition chooses
         lambda op: replace(op.facts[0], axis=0, each=None) if op.facts[0].has_rows else op.facts[0],
@@ -205,16 +224,24 @@ _TABLE: dict[str, Rule] = {
     # along axes
     "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm L2Loss": reduce,
     "Softmax LogSoftmax TopKV2 Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll": along_axes,
-    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits":
-        functools.partial(on_last_axes, 1),
+    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits FFT IFFT RFFT IRFFT "
+    "Bincount DenseBincount": functools.partial(on_last_axes, 1),
     "Svd Qr MatrixInverse Cholesky MatrixDeterminant LogMatrixDeterminant MatrixSolve "
-    "MatrixSolveLs MatrixTriangularSolve SelfAdjointEigV2 Eig MatrixExponential":
-        functools.partial(on_last_axes, 2),
+    "MatrixSolveLs MatrixTriangularSolve SelfAdjointEigV2 Eig MatrixExponential "
+    "FFT2D IFFT2D RFFT2D IRFFT2D": functools.partial(on_last_axes, 2),
+    "Conv2D DepthwiseConv2dNative MaxPool MaxPoolV2 AvgPool Dilation2D ExtractImagePatches "
+    "ResizeArea ResizeBicubic ResizeBilinear ResizeNearestNeighbor SpaceToDepth DepthToSpace":
+        functools.partial(on_last_axes, 3),
+    "Conv3D MaxPool3D AvgPool3D": functools.partial(on_last_axes, 4),
+    "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3 QuantizeAndDequantizeV2 "
+    "QuantizeAndDequantizeV3 QuantizeAndDequantizeV4": rescale,
     "RandomShuffle Unique UniqueV2 UniqueWithCounts UniqueWithCountsV2":  # along the first axis
         lambda op: op.faulty(op.facts[0], f"({op.type}) {MIXES}") if op.facts[0].has_rows else (
             row_by_row(op)),
     "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum": multiply_matrices,
     "UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd": add_segments,
+    "SegmentMean SegmentMax SegmentMaxV2 SegmentMin SegmentMinV2 SegmentProd SegmentProdV2 "
+    "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd": pick_in_segments,
     "SparseToDense SparseTensorDenseMatMul SparseReduceSum": reduce_sparse,
     # each tower draws its classes: candidates, expected counts of labels and of candidates
     "UniformCandidateSampler LogUniformCandidateSampler FixedUnigramCandidateSampler "

@@ -1,12 +1,15 @@
 """Holds Keras' private names for losses, metrics and masks; see `keras_internals`."""
 
 import functools
+import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.trainers.compile_utils import CompileLoss
+from keras.src.trainers import compile_utils
+
+from towers.machine.replaced import ONE_AT_A_TIME, replaced_by
 
 
 def keras_mask(tensor: Any) -> tf.Tensor | None:
@@ -75,7 +78,7 @@ class LossTerm(NamedTuple):
     sample_weight: Any
 
 
-class LossTerms(CompileLoss):
+class LossTerms(compile_utils.CompileLoss):
     """Matches the losses given to `compile` with labels, outputs and weights as Keras does.
 
     Keras does so only while it computes the total, so here each loss records its arguments.
@@ -98,7 +101,10 @@ class LossTerms(CompileLoss):
         return self._noted[:1] if is_one else self._noted
 
     def build(self, y_true: Any, y_pred: Any) -> None:
-        super().build(y_true, y_pred)
+        # Keras would make a metric for each loss, whose variables make TensorFlow trace twice.
+        without_metrics = types.SimpleNamespace(Mean=lambda name: None)
+        with ONE_AT_A_TIME, replaced_by(compile_utils, "metrics_module", without_metrics):
+            super().build(y_true, y_pred)
         self._resolved = list(vars(self)["_flat_losses"])
         self._flat_losses = [
             each._replace(loss=functools.partial(self._note, each), loss_weights=None)

@@ -67,13 +67,17 @@ def define_functions(definition: tf.compat.v1.GraphDef) -> None:
             context.context().add_function_def(function)
 
 
-def called_graph(operation: tf.Operation, name: str) -> Any:
-    """Returns the FuncGraph in an operation's attribute, such as "body", if Python traced it."""
+def called_graphs(operation: tf.Operation, name: str) -> list[Any]:
+    """Returns the FuncGraphs in an operation's attribute, such as "body", that Python traced.
+
+    The attribute "branches" holds a list of functions.
+    """
     try:
-        function = operation.graph._get_function(operation.get_attr(name).name)
-        return getattr(function, "graph", None)
+        found = tf.nest.flatten(operation.get_attr(name))
+        functions = [operation.graph._get_function(function.name) for function in found]
     except ValueError:
-        return None
+        return []
+    return [function.graph for function in functions if hasattr(function, "graph")]
 
 
 @contextmanager

@@ -149,6 +149,15 @@ def trackers_kept_out(model: keras.Model, scope: keras.StatelessScope) -> Iterat
         )
 
 
+def check_is_number(value: tf.Tensor) -> None:
+    """Raises NeedsOtherTowers if `value`, which a `compute_loss` returns, is no scalar."""
+    if keras.ops.ndim(value):
+        raise NeedsOtherTowers(
+            f"compute_loss returns values of shape {value.shape}, but a loss must be one number. "
+            "Return their mean or sum; or fit with towers.make_parallel(model, gpus)."
+        )
+
+
 class WeightShapeError(ValueError):
     """Signals that sample weights have an axis that the values of the loss do not have."""
 

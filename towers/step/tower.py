@@ -24,7 +24,7 @@ from towers.step.errors import are_finite
 from towers.step.noise_scale import squared_norm
 from towers.step.gathering import Sum, gathered_by, refuse, synchronized, warn_of_averages
 from towers.step.lookups import separate_lookups
-from towers.step.loss_kinds import ShardFacts, trackers_kept_out
+from towers.step.loss_kinds import ShardFacts, check_is_number, trackers_kept_out
 from towers.step.losses import Losses, SHARES_SPEC, Shares
 from towers.step.raw_variables import check_closed
 from towers.step.recomputed import called_in
@@ -255,6 +255,7 @@ class Tower:
         else:
             with trackers_kept_out(self._model, scope):
                 added = [compute_loss(x, y, outputs, sample_weight, training)]
+            check_is_number(added[0])
         predictions = tf.nest.flatten(outputs)
         return self.losses.total(y, predictions, sample_weight, added, shares, facts)
 
