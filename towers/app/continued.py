@@ -3,9 +3,7 @@
 import dataclasses
 import os
 import re
-import sys
 from collections.abc import Mapping
-from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Any
 
@@ -93,34 +91,18 @@ def identity(config: TrainConfig) -> dict[str, Any]:
 def check_modules(
     config: TrainConfig, given: Mapping[str, Any], directory: Path, argument: str
 ) -> None:
-    """Raises ValueError if a module that only config.json names is in the run's directory.
+    """Raises ValueError if the process is in the run's directory, and config.json names a module.
 
-    Such a module would be imported if the current directory is the run's directory or lies in it.
+    Importing it would run code that whoever wrote the directory may have put there.
     """
-    if given.get("trust_run_dir"):
+    is_inside = places.here().resolve().is_relative_to(directory.resolve())
+    if given.get("trust_run_dir") or not is_inside:
         return
     for name, value in dataclasses.asdict(config).items():
-        if name in given or name in _PATHS or not _MODULE.fullmatch(str(value)):
-            continue
-        for place in _places(value.split(".")[0].split(":")[0]):
-            if place.is_relative_to(os.path.realpath(directory)):
-                raise ValueError(
-                    f"{argument} ({directory}): its {run_dir.CONFIG} names {name}={value}, which "
-                    f"would run {place} from the run's own directory. Go to another directory, or "
-                    f"give {name}={value} yourself, or trust_run_dir=True where you know who wrote "
-                    "it."
-                )
-
-
-def _places(module: str) -> list[Path]:
-    """Returns what importing a module would run; [] if built in, imported or on PYTHONPATH."""
-    trusted = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p]
-    entries = [] if module in sys.modules else [*sys.path, ""]  # as in `named.import_module`
-    for entry in entries:
-        found = PathFinder.find_spec(module, [entry or os.getcwd()])
-        if found is not None:
-            if os.path.realpath(entry) in map(os.path.realpath, trusted):
-                return []
-            origin = [found.origin] if found.origin else found.submodule_search_locations or []
-            return [Path(os.path.realpath(path)) for path in origin]
-    return []
+        if name not in given and name not in _PATHS and _MODULE.fullmatch(str(value)):
+            raise ValueError(
+                f"{argument} ({directory}): its {run_dir.CONFIG} names {name}={value}, which would "
+                f"be imported from {places.here()}, the run's own directory. Go to another "
+                f"directory, or give {name}={value} yourself, or trust_run_dir=True where you know "
+                "who wrote it."
+            )
