@@ -77,9 +77,9 @@ class TrainConfig:
         "needs no copies.", _ON_THE_MACHINE, at_least=0, at_most=1024)
     shuffle_buffer: int = count(10_000, "The number of examples in memory among which a "
         "tf.data.Dataset is shuffled if it does not fit into memory. A larger number mixes better.")
-    augment: str | None = text(None, "Random changes of each training example: crop_flip, or Keras "
-        "layers by name, such as RandomFlip,RandomRotation(0.1),MixUp, or package.module:function, "
-        "which takes (x, seed) and returns x, or returns a Keras layer. Default: none.")
+    augment: str | None = text(None, "Random changes of each training example: crop_flip, or "
+        "package.module:function, which takes (x, seed) and returns x, or takes nothing and "
+        "returns a Keras layer. Default: none.")
 
     # Devices, towers and batch.
     num_gpus: int | None = count(None, "The number of devices that run towers. With a fixed "

@@ -145,10 +145,6 @@ def surroundings() -> Callable[[], AbstractContextManager[None]]:
     return around
 
 
-# The base class of layers that change images, and labels, at random.
-ImageAugmentation = keras.layers.MixUp.__base__
-
-
 def stored_value(variable: keras.Variable) -> tf.Variable | None:
     """Returns the tf.Variable behind a Keras variable, also in a StatelessScope, if it is made."""
     return variable._value

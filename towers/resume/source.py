@@ -151,9 +151,6 @@ class ExplainedBatches:
     def element_spec(self) -> Any:
         return self.dataset.element_spec
 
-    def enumerate(self, start: int) -> "ExplainedBatches":
-        return replace(self, dataset=self.dataset.enumerate(start))
-
     def map(self, function: Callable[..., Any]) -> "ExplainedBatches":
         return replace(self, dataset=self.dataset.map(function))
 

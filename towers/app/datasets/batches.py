@@ -21,7 +21,7 @@ from towers.app.datasets.augment import example_seed
 from towers.app.datasets.dataset import Split
 from towers.app.datasets.pixels import with_bytes
 from towers.app.datasets.user import source_of
-from towers.resume.source import Batches, DataSource, Epoch, InputOptions, as_written, sha256
+from towers.resume.source import Batches, DataSource, Epoch, InputOptions, sha256
 
 
 class Examples(NamedTuple):
@@ -29,7 +29,6 @@ class Examples(NamedTuple):
 
     source: DataSource
     augment: augment_lib.Change | None = None  # (x, seed) -> x, for each example in training
-    mix: augment_lib.Change | None = None  # ((x, y), seed) -> (x, y), for each batch in training
     changes: Sequence[Callable[..., Any]] = ()  # of a batch, in training and in evaluation
 
     @property
@@ -51,8 +50,7 @@ def load_examples(
         examples = examples._replace(changes=[with_bytes(restored)])
     if options.augment is None:
         return examples
-    augment, mix = augment_lib.load(options.augment, *examples.specs)
-    return examples._replace(augment=augment, mix=mix)
+    return examples._replace(augment=augment_lib.load(options.augment, examples.specs[0]))
 
 
 def digest(examples: Examples) -> str:
@@ -67,24 +65,19 @@ def shuffled_batches(
 ) -> Batches:
     """Returns the shuffled global batches of an epoch, after `start_step` steps that are done.
 
-    Batches, such as (x [B, ...], y [B]), are changed by `augment` and `mix`; the last one may be
-    shorter. seed: the seed of the run. epoch: the number of the epoch, from 0. rows: None, or
+    `augment` changes x of batches such as (x [B, ...], y [B]); the last one may be shorter. seed:
+    the seed of the run. epoch: the number of the epoch, from 0. rows: None, or
     `TowerStep.own_rows`: a source that `reads_rows` neither reads nor changes other rows.
     """
     rest = Epoch(batch_size, start_step, seed, epoch, rows=rows)
-    key, augment, mix = rest.key, examples.augment, examples.mix
+    key, augment = rest.key, examples.augment
     if augment is not None:
         def change(index: tf.Tensor, x: Any) -> Any:
             changed = partial(augment, x, example_seed(key, index))
             return changed() if rows is None else tf.cond(index < 0, lambda: x, changed)
 
         rest = rest._replace(change=change)
-    batches = _batches(examples, rest)
-    if mix is None:
-        return batches
-    # Negative, unlike the index of an example.
-    mixed = as_written(lambda step, batch: mix(batch, example_seed(key, -1 - step)))
-    return batches.enumerate(start_step).map(mixed)
+    return _batches(examples, rest)
 
 
 def ordered_batches(examples: Examples, batch_size: int, rows: Any = None) -> Batches:

@@ -71,10 +71,10 @@ def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
     is_one_hot = rank == 2 and (
         y.shape[-1] == outputs[-1] and len(outputs) == 2 if outputs else y.dtype.is_floating
     )
-    if not (is_class or is_one_hot) or examples.mix is not None:
+    if not (is_class or is_one_hot):
         raise ValueError(
-            "`class_weight` needs one class an example, which `augment` does not mix: y of shape "
-            "[N], [N, 1], or one-hot [N, classes]. Leave it out, and give sample weights."
+            "`class_weight` needs one class an example: y of shape [N], [N, 1], or one-hot [N, "
+            "classes]. Leave it out, and give sample weights."
         )
 
 

@@ -164,9 +164,8 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
 def reads_own_rows(model: keras.Model, examples: Examples) -> bool:
     """Whether each of several workers reads only its towers' examples."""
     takes_time = examples.source.how != "" or examples.augment is not None
-    needs_all = examples.mix is not None or reads_inputs(model)  # x of the global batch
     can_choose = join_workers().num_workers > 1 and examples.source.reads_rows
-    return can_choose and takes_time and not needs_all
+    return can_choose and takes_time and not reads_inputs(model)  # it reads the global batch
 
 
 def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
