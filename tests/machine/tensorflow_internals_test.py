@@ -5,6 +5,7 @@ import gc
 import re
 import weakref
 
+import pytest
 import tensorflow as tf
 
 from tests import processes
@@ -29,6 +30,21 @@ def test_keep_whole():
     marked = tf.function(lambda x: x * 2.0, experimental_attributes=attributes)
     definition = marked.get_concrete_function(tf.TensorSpec([])).function_def
     assert [definition.attr[name].b for name in attributes] == [True]
+
+
+def test_without_xla():
+    """XLA has no operations for text."""
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([], tf.string)])
+    def compiled(text):
+        return tf.strings.length(text)
+
+    @tf.function(autograph=False)
+    def length(text):
+        return tensorflow_internals.without_xla(compiled, text)
+
+    assert length(tf.constant("four")) == 4
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?i)xla"):
+        compiled("four")
 
 
 def test_own_threads():

@@ -302,18 +302,19 @@ towers.logical_cpus(2)
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(3)])
 parallel = towers.make_parallel(model, 2, num_towers=4)
 parallel.compile("sgd", "mse", jit_compile=True)
-x, y = np.ones((27, 6), "float32"), np.ones((27, 3), "float32")
-# On two devices 4 4, 3 3; then 4 3, 3 3.
-parallel.fit(x, y, batch_size=14, epochs=2, validation_data=(x, y), verbose=0)
-parallel.evaluate(x[:13], y[:13], batch_size=13, verbose=0)  # no new size
+x, y = np.ones((33, 6), "float32"), np.ones((33, 3), "float32")
+# On two devices 4 4, 3 3; the last batches' 2 1, 1 1 and 2 2, 2 2 run without XLA.
+parallel.fit(x, y, batch_size=14, epochs=2, validation_data=(x[:22], y[:22]), verbose=0)
+parallel.evaluate(x[:27], y[:27], batch_size=14, verbose=0)  # 4 3, 3 3
+parallel.predict(x, batch_size=14, verbose=0)
 """
 
 
-def test_towers_are_compiled_once_for_each_of_two_shard_sizes(tmp_path):
+def test_a_run_compiles_towers_for_the_shard_sizes_of_a_full_batch(tmp_path):
     environment = {**os.environ, "XLA_FLAGS": f"--xla_dump_to={tmp_path} --xla_dump_hlo_as_text"}
     done = processes.run("-c", COMPILED, cwd=ROOT, environment=environment)
     assert done.returncode == 0, done.stderr[-2000:]
     programs = [path.name for path in tmp_path.glob("*.before_optimizations.txt")]
-    for method in ("train", "test"):
+    for method in ("train", "test", "predict"):
         assert sum(f"_inference_{method}_" in name for name in programs) == 2, method
     assert sum("_update_program_" in name for name in programs) == 1

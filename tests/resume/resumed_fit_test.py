@@ -5,6 +5,7 @@ That a fit goes on to the same bits wherever it was interrupted is in interrupte
 
 import inspect
 import os
+import shutil
 import signal
 
 import keras
@@ -203,6 +204,23 @@ def test_all_that_a_model_holds_goes_on_to_the_same_bits(name, tmp_path):
     whole = fit_fresh(make, tmp_path / "whole", data=lambda: data(*rows()))
     assert set(whole[0]) == history
     assert interrupted_fresh(make, tmp_path / "cut", 6, data=lambda: data(*rows())) == whole
+
+
+def test_a_resume_begins_with_a_short_batch_that_xla_does_not_compile(tmp_path):
+    """Compiled dropout draws other noise. Batches of 7 have shards of 3 and 2; the last is of 4."""
+    def make(num_gpus=2):
+        return classifier(num_gpus, jit_compile=True)
+
+    whole = fit_fresh(make, tmp_path / "whole")
+    with pytest.raises(InterruptedError):
+        fit_fresh(make, tmp_path / "cut", Interrupt(7))
+    older = shutil.copytree(tmp_path / "cut", tmp_path / "older")
+    assert fit_fresh(lambda: make(1), tmp_path / "cut") == whole
+    path, (state, arrays), _ = checkpoints.read_newest(older / "checkpoints")
+    del state["full batch"]  # then XLA compiled every size
+    shutil.rmtree(path)
+    checkpoints.write(path, checkpoints.Checkpoint(state, arrays))
+    assert fit_fresh(make, older) != whole
 
 
 @pytest.mark.matrix

@@ -66,6 +66,15 @@ def test_small_loops_are_compiled_if_all_batches_have_one_length(fixed, monkeypa
     assert compiled == [True if fixed else None]
 
 
+@pytest.mark.parametrize("size, shards, compiled", [
+    (14, [4, 4, 3, 3], [True] * 4), (14, [4, 3, 2, 1], [True, True, False, False]),
+    (8, [4, 4], [True] * 2), (8, [5, 3], [False] * 2), (2, [1, 1, 0, 0], [True] * 4),
+    (None, [5, 0], [True] * 2),
+])
+def test_shards_of_a_full_batch_run_compiled(size, shards, compiled):
+    assert [bool(v) for v in xla.FullBatch(size).compiled("train", shards)] == compiled
+
+
 def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled():
     model = recurrent(L.GRU(4, return_sequences=True), L.BatchNormalization(), L.GRU(3))
     given = (model, ["/cpu:0"], "auto", 2, "mse")

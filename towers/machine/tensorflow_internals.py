@@ -38,6 +38,8 @@ OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 # a node that is copied without these nodes.
 COLOCATION = "_class"
 
+_COMPILED = "_XlaMustCompile"  # the attribute of a call that XLA compiles
+
 
 def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
     """Makes an operation of a graph that is still being traced read another tensor."""
@@ -78,6 +80,16 @@ def called_graphs(operation: tf.Operation, name: str) -> list[Any]:
     except ValueError:
         return []
     return [function.graph for function in functions if hasattr(function, "graph")]
+
+
+def without_xla(function: Callable, *values: tf.Tensor) -> Any:
+    """Calls a function that XLA compiles, without XLA, as the only call of the current graph."""
+    # Each call is marked. A function without the mark would be traced, or copied, once more.
+    results = function(*values)
+    for operation in tf.compat.v1.get_default_graph().get_operations():
+        if _COMPILED in operation.node_def.attr:
+            operation._clear_attr(_COMPILED)
+    return results
 
 
 @contextmanager

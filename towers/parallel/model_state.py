@@ -16,6 +16,7 @@ from towers.step import TowerStep, state as state_lib
 from towers.step.compiled import COMPILED, losses
 from towers.step.errors import NewestBatch
 from towers.step.metrics import BatchMetrics, call_compute_loss, overrides
+from towers.step.xla import FullBatch
 from towers.workers.workers import Workers, join_workers
 
 STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
@@ -39,6 +40,7 @@ class Towers:
     workers: Workers = field(default_factory=join_workers)
     jit_compile: str = COMPILED  # or "auto"; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
+    full_batch: FullBatch = field(default_factory=FullBatch)  # `step` has it, too
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
     custom_steps: dict[str, CustomStep] = field(default_factory=dict)  # by "train", "test", ...
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
@@ -144,6 +146,7 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
                 stages=towers.stages, own_rows=towers.own_rows, jit_compile=jit_compile,
                 noise_scale=towers.noise_scale,
             )
+            towers.step.full_batch = towers.full_batch
     return towers.step
 
 

@@ -197,7 +197,7 @@ class ParallelModel(keras.Model):
             forget_functions(self)
         watch = timeout.watch(towers.devices, towers.num_towers) if timeout else nullcontext()
         try:
-            with watch:
+            with watch, towers.full_batch.first_of("train"):
                 if resume is None:
                     history = fit(*args, **kwargs)
                 else:
@@ -206,6 +206,7 @@ class ParallelModel(keras.Model):
                         self, fit, resume, fit_arguments(*args, **kwargs),
                         identity={"num_towers": towers.num_towers, "batch_norm": batch_norm},
                         prepare=functools.partial(prepare_training, self),
+                        full_batch=towers.full_batch.sizes["train"],
                     )
             towers.workers.barrier()
             return history
@@ -225,14 +226,16 @@ class ParallelModel(keras.Model):
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates like `keras.Model.evaluate`."""
-        values = super().evaluate(*args, **kwargs)
+        with towers_of(self).full_batch.first_of("test"):
+            values = super().evaluate(*args, **kwargs)
         drop_iterator(self, "test")
         towers_of(self).workers.barrier()
         return values
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Predicts like `keras.Model.predict`."""
-        outputs = super().predict(*args, **kwargs)
+        with towers_of(self).full_batch.first_of("predict"):
+            outputs = super().predict(*args, **kwargs)
         towers_of(self).workers.barrier()
         return outputs
 

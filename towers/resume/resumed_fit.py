@@ -24,11 +24,13 @@ from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split
 from towers.resume.snapshot import OPTIONS, compared
 from towers.resume.source import Lines
 from towers.resume.train_state import TrainState, plain
+from towers.step.xla import FullBatch
 from towers.workers.workers import Workers, join_workers
 
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
 _SEED = "seed"
 _ITERATOR = "iterator"  # the state of data that have one
+_FULL_BATCH = "full batch"
 
 
 def fit_arguments(
@@ -45,6 +47,7 @@ def fit_arguments(
 def resumed_fit(
     model: keras.Model, fit: Callable[..., Any], resume: Resume, arguments: Mapping[str, Any], *,
     identity: Mapping[str, Any], prepare: Callable[[Any], Sequence[keras.Variable]],
+    full_batch: Any,
 ) -> Any:
     """Runs `fit`, and returns its history with the epochs of all processes.
 
@@ -52,6 +55,7 @@ def resumed_fit(
     arguments: all arguments of `keras.Model.fit` by name; the callbacks contain `resume`.
     identity: settings of the towers, as plain values, that must not differ in a resumed fit.
     prepare: creates all variables for a batch's specs; returns those that Keras may not list.
+    full_batch: the variable in `FullBatch.sizes` for training.
     """
     workers = join_workers()
     is_chief = workers.is_chief  # other workers may not see its disk
@@ -116,11 +120,15 @@ def resumed_fit(
             **identity, **data.identity, "steps_per_epoch": steps_per_epoch,
             "optimizer": type(model.optimizer).__name__, _SEED: seed,
         }
-        held = {_FIT: now, OPTIONS: options, _ITERATOR: lambda _: data.state()}
+        held = {
+            _FIT: now, OPTIONS: options, _ITERATOR: lambda _: data.state(),
+            _FULL_BATCH: lambda _: int(full_batch.numpy()),
+        }
         checkpointer.hold(lambda: variables, others, held)
         if found is not None:
             remedy = "Start and compile as then, or name another directory."
             checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
+            full_batch.assign(saved.get(_FULL_BATCH, FullBatch.EVERY))  # older: as it began
             del found, saved  # as large as the model
         checkpointer.restore(callbacks=False)
         stack.callback(checkpointer.wait)

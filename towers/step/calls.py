@@ -8,6 +8,7 @@ Synchronized BatchNormalization and stages cut a tower. Within a level no tower 
 unless the towers of a device take turns.
 """
 
+import functools
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -21,7 +22,7 @@ from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
     draws_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
 )
-from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.machine.tensorflow_internals import custom_gradients_forgotten, without_xla
 from towers.step.averaging import Values
 from towers.step.stages import Stages, in_order
 from towers.step.structures import components, is_composite, packed
@@ -83,7 +84,7 @@ def trace_tower(
             )
             return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
         if not meets and is_repeatable(function.graph.as_graph_def()):
-            return TracedTower(function, flat)
+            return TracedTower(function, flat, options=options)
         for inside in captured:
             collectives.dependence.feed(inside, local=False, level=0)
         return TracedTower(function, flat, collectives.dependence, options, collectives.events)
@@ -104,7 +105,7 @@ class TracedTower:
         """
         arguments: the function's flat symbolic arguments.
         levels: the level of each tensor; None keeps the function in one piece.
-        options: keyword arguments of `tf.function` for each segment.
+        options: keyword arguments of `tf.function`, for the whole or for each segment.
         groups: `Stages.groups`, if the levels are stages.
         """
         self.function, self.structured_outputs = function, function.structured_outputs
@@ -112,6 +113,7 @@ class TracedTower:
         self.collectives, self._groups = collectives, groups
         self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)
         self._captured: dict[str, Any] = {}
+        self._is_compiled = bool(options and options.get("jit_compile"))
         wanted = [v for v in self._results if v is not None]
 
         def call(*values: tf.Tensor) -> list[tf.Tensor]:
@@ -128,14 +130,16 @@ class TracedTower:
 
     def run(
         self, arguments: Sequence[Any], devices: Sequence[str],
-        sum_towers: Callable[[list[Values]], Values], **turns: Any,
+        sum_towers: Callable[[list[Values]], Values], *, compiled: Sequence[tf.Tensor] | None,
+        **turns: Any,
     ) -> list[Any]:
         """Runs the function for each of this worker's towers; returns one result for each.
 
         arguments: for each tower, the method's arguments. devices: the device of each tower; in
         stages, the first device of its group. sum_towers: maps this worker's towers x V values to V
-        sums over all towers. turns: `take_turns` and `first` of `call_in_order`.
+        sums over all towers. compiled, turns: as in `call_in_order`.
         """
+        turns["compiled"] = compiled if self._is_compiled else None
         towers = [
             {**self._captured, **dict(zip(self._arguments, components(given), strict=True))}
             for given in arguments
@@ -182,6 +186,7 @@ def run_levels(
 def call_in_order(
     calls: Iterable[tuple[int, int, str]], segments: Mapping[int, Segment],
     towers: Sequence[NamedValues], *, take_turns: bool, first: int = 0,
+    compiled: Sequence[tf.Tensor] | None = None,
 ) -> None:
     """Calls segments for towers; adds the results to the towers' values.
 
@@ -189,6 +194,7 @@ def call_in_order(
     take_turns: let a call wait for the previous call on the same device. Waiting for other devices,
         too, would run all towers one after another.
     first: the global index of this worker's first tower.
+    compiled: for each tower, whether XLA runs its calls. None: it does if it compiles the segment.
     """
     ends: dict[str, tf.Operation] = {}  # by device: the end of its latest call
     for t, level, device in calls:
@@ -199,7 +205,11 @@ def call_in_order(
                 # A control edge to the call is not enough: inlined, only ops without inputs wait.
                 with tf.control_dependencies([ends[device]]):
                     values = [tf.identity(value) for value in values]
-            results = segment.function_of(first + t)(*values)
+            call = functools.partial(segment.function_of(first + t), *values)
+            if compiled is None:
+                results = call()
+            else:
+                results = tf.cond(compiled[t], call, functools.partial(without_xla, call))
             if take_turns:
                 # Wait for an operation: inlining drops control edges from a call.
                 ends[device] = tf.group([tf.identity(v) for v in results if v.dtype.is_floating])

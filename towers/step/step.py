@@ -42,7 +42,7 @@ from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.tower import Tower, TowerInput, TowerOutput
 from towers.step.transfers import transfer
-from towers.step.xla import uses_xla
+from towers.step.xla import FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
 
 
@@ -68,7 +68,7 @@ class Step:
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
         policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
-        own_rows: bool = False,
+        own_rows: bool = False, batch_size: int | None = None,
     ) -> None:
         """
         Args:
@@ -110,6 +110,8 @@ class Step:
                 sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
                 examples of the worker's towers and for the first example. The other rows may hold
                 anything, such as zeros. Workers compare N and the first example.
+            batch_size: the number of examples in a full batch. XLA, if it compiles the towers,
+                then compiles only the shards of full batches. Default: shards of every size.
 
         Raises:
             ValueError: an argument is wrong, a device does not exist, or the model is not built.
@@ -131,6 +133,8 @@ class Step:
         checks.check_shared(model, num_towers)
         if noise_scale and num_towers < 2:
             raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
         self.num_towers, self.nonfinite, self.model = num_towers, nonfinite, model
         self.batch_norm = batch_norm or "average"
         self.exchange = make_exchange(self.cluster, num_towers, own_rows)
@@ -156,6 +160,7 @@ class Step:
         self.uses_xla = not self.stages and uses_xla(
             model, self.devices, jit_compile, num_towers, loss, batch_norm
         )
+        self.full_batch = FullBatch(batch_size)
         self.strategy = make_strategy(
             strategy, self.optimizer, model.trainable_variables, self.parameter_device,
             self.tower_devices, self.policy, self.exchange, self.stages,
@@ -219,12 +224,16 @@ class Step:
     def run_towers(self, name: str, shards: list[Shard], *options: Any) -> list[TowerOutput]:
         """Calls the traced tower on each of this worker's shards, on its device (arrows 2, 3)."""
         traced, weigh = self.tower.trace(name, shards[self.local_towers.start].values)
-        inputs = self._inputs(shards)
+        inputs, compiled = self._inputs(shards), None
+        if self.uses_xla:
+            flags = self.full_batch.compiled(name, [shard.size for shard in shards])
+            compiled = [flags[t] for t in self.local_towers]
 
         def run(function: TracedTower, others: list[list[Any]]) -> list[Any]:
             return function.run(
                 list(zip(inputs, others, strict=True)), self.tower_devices, self._sum_towers,
-                take_turns=self.policy.take_turns, first=self.local_towers.start,
+                compiled=compiled, take_turns=self.policy.take_turns,
+                first=self.local_towers.start,
             )
 
         if name == "predict":

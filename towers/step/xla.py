@@ -1,12 +1,13 @@
-"""Decides whether XLA compiles the towers: as Keras does, and for small loops on CPUs."""
+"""Decides whether XLA compiles the towers, as Keras does and for small loops, and which shards."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.machine.devices import has_gpus, is_gpu
+from towers.machine.devices import HOST, has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers
 from towers.step.compiled import COMPILED
 from towers.step.gathering import synchronized_layers
@@ -93,3 +94,40 @@ def small_loops(model: keras.Model, loss: Any) -> bool:
 def _is_keras(value: Any) -> bool:
     """Whether Keras defines a function, a class or the class of an object."""
     return getattr(value, "__module__", "").startswith("keras.")
+
+
+class FullBatch:
+    """Knows the full batch, whose shards run compiled; shards of other sizes run without XLA.
+
+    Compiling the sizes of an uneven last batch would take seconds. The choice changes the last
+    bits, so it must not depend on the steps that a process has run before.
+
+    sizes: the examples in a full batch, by "train", "test" and "predict". EVERY compiles every
+        size, and FIRST takes the size of the next batch.
+    """
+
+    EVERY, FIRST = -1, 0
+
+    def __init__(self, size: int | None = None) -> None:
+        names, value = ("train", "test", "predict"), self.EVERY if size is None else size
+        with tf.device(HOST):
+            self.sizes = {name: tf.Variable(value, trainable=False) for name in names}
+
+    @contextmanager
+    def first_of(self, name: str) -> Iterator[None]:
+        """Inside the context, the first batch is a full one."""
+        self.sizes[name].assign(self.FIRST)
+        try:
+            yield
+        finally:
+            self.sizes[name].assign(self.EVERY)
+
+    def compiled(self, name: str, shard_sizes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns whether each shard runs compiled: T bools, given T numbers of examples."""
+        with tf.device(HOST):
+            known, sizes, num_towers = self.sizes[name], tf.stack(shard_sizes), len(shard_sizes)
+            full = tf.where(tf.equal(known, self.FIRST), tf.reduce_sum(sizes), known)
+            known.assign(full, read_value=False)
+            rows = tf.maximum(sizes, 1)  # an empty shard carries one row
+            is_full = tf.abs(rows * num_towers - full) < num_towers  # full / T, rounded up or down
+            return tf.unstack(is_full | tf.equal(full, self.EVERY))

@@ -131,6 +131,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             nonfinite=config.nonfinite, jit_compile=jit_compile, strategy=config.strategy,
             gpus_per_tower=config.gpus_per_tower, stages=config.stage_names, policy=policy,
             noise_scale=config.noise_scale, own_rows=reads_own_rows(model, train),
+            batch_size=min(batch_size, train.num_examples),
         )
         step = make_step()
     better: Mapping[str, str | None] = {"loss": "down", "accuracy": "up"}
