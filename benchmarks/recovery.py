@@ -11,6 +11,7 @@ Every restart begins with all workers. The last worker gets the fault after ten 
     memory  it enters a control group of 64 MiB and takes more, until the kernel kills it; as root
     stop    SIGSTOP
     hang    a sleep between two steps
+    step    a sleep that the worker's watch takes for a part of a step
 """
 
 import os
@@ -56,6 +57,11 @@ def suffer() -> None:
         (GROUP / "memory.limit_in_bytes").write_text(str(64 * 2**20))
         (GROUP / "cgroup.procs").write_text(str(os.getpid()))
         bytearray(os.urandom(2**20)) * 1000
+    if os.environ["FAULT"] == "step":
+        from towers.workers import watch, workers
+
+        with watch.watched(workers.join_workers(), "a train step"):
+            time.sleep(3600)
     time.sleep(3600)
 
 
@@ -113,7 +119,8 @@ def main(argv: list[str]) -> None:  # prints the seconds after each loss, and th
 
 if __name__ == "__main__":
     flags.DEFINE_integer("workers", 2, "Processes.")
-    flags.DEFINE_enum("fault", "kill", ["kill", "memory", "stop", "hang"], "What happens.")
+    flags.DEFINE_enum("fault", "kill", ["kill", "memory", "stop", "hang", "step"],
+                      "What happens.")
     flags.DEFINE_integer("losses", 5, "How many.")
     flags.DEFINE_float("longest", 0.0, "The longest time between two faults at random moments.")
     flags.DEFINE_multi_string("train", [], "Flags of train.py.")

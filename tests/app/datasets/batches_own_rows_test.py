@@ -45,7 +45,7 @@ def test_own_rows_are_those_of_the_whole_batch_and_other_images_are_0(form, augm
 
 
 PROGRAM = """
-import collections, json, os, sys
+import collections, json, sys
 from tests.app.datasets import sources
 from towers.app.after_training import model_files, predicting
 from towers.app.config import TrainConfig
@@ -60,10 +60,10 @@ def counted(path, shape):
 def counted_example(self, index):
     counts["train" if len(self) == 23 else "val"] += 1
     x, y = read(self, index)
-    return x, (y + (os.environ.get("OTHER") == str(workers.index))) % 10
+    return x, (y + (values.get("other") == workers.index)) % 10
 image_folder.decode, sources.Pixels.__getitem__ = counted, counted_example
 workers, values = towers.join_workers(), json.loads(sys.argv[1])
-towers.train(TrainConfig(**values))
+towers.train(TrainConfig(**{k: v for k, v in values.items() if k != "other"}))
 file = model_files.find_file(values["run_dir"], "evaluate")
 config = model_files.file_config(file, {"num_gpus": 1, "num_towers": 4})
 print(json.dumps([counts, predicting.evaluate_file(config, file, Report())]))
@@ -73,8 +73,7 @@ print(json.dumps([counts, predicting.evaluate_file(config, file, Report())]))
 def run(count, run_dir, **options):
     values = {"model": "tests.loading:model", "num_towers": 4, "num_gpus": 1, "batch_size": 10,
               "epochs": 2, "run_dir": str(run_dir), "augment": "crop_flip", **options}
-    environment = {} if "OTHER" not in values else {"OTHER": values.pop("OTHER")}
-    return processes.run_all(count, "-c", PROGRAM, json.dumps(values), **environment)
+    return processes.run_all(count, "-c", PROGRAM, json.dumps(values))
 
 
 @pytest.mark.parametrize("source", ["image_folder", "tests.app.datasets.sources:splits"])
@@ -105,5 +104,5 @@ def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
 
 
 def test_workers_whose_sources_differ_end_with_an_error(tmp_path):
-    ended = run(2, tmp_path, dataset="tests.app.datasets.sources:splits", OTHER="1")
+    ended = run(2, tmp_path, dataset="tests.app.datasets.sources:splits", other=1)
     assert all(code == 1 and watch.ANOTHER_BATCH in errors for code, _, errors in ended), ended

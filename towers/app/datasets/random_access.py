@@ -56,8 +56,9 @@ class RandomAccess(DataSource):
             failed.clear()
             try:
                 for index, arrays in self._read(indices.as_numpy_iterator()):
-                    whole = [_with_zeros(array, index >= 0) for array in arrays]
-                    yield index, *tf.nest.pack_sequence_as(self.structure, whole)
+                    if index.min() < 0:
+                        arrays = [_with_zeros(array, index >= 0) for array in arrays]
+                    yield index, *tf.nest.pack_sequence_as(self.structure, arrays)
             except ValueError as error:
                 failed.append(error)
                 raise
@@ -97,8 +98,6 @@ class RandomAccess(DataSource):
 
 def _with_zeros(rows: np.ndarray, are_read: np.ndarray) -> np.ndarray:
     """Puts rows [n, ...] where `are_read`, bool [B], is true; the other rows are 0."""
-    if are_read.all():
-        return rows
     whole = np.zeros((len(are_read), *rows.shape[1:]), rows.dtype)
     whole[are_read] = rows
     return whole
