@@ -176,9 +176,9 @@ with watching(seconds=0.5):
         time.sleep(0.7)
     with hang.within("writing to the terminal", is_patient=True):
         time.sleep(0.7)
-    subprocess.Popen(["sh", "-c", f"sleep 0.7; kill -CONT {os.getpid()}"])
+    subprocess.Popen(["sh", "-c", f"sleep 4; kill -CONT {os.getpid()}"])
     time.sleep(0.13)  # the watcher has looked
-    os.kill(os.getpid(), signal.SIGSTOP)
+    os.kill(os.getpid(), signal.SIGTSTP)
     time.sleep(0.13)
     for _ in range(5):
         with hang.within("another phase"):
@@ -198,7 +198,7 @@ with watching(seconds=0.4):
     assert " in a step (tower 0 on /cpu:0). The stacks of its threads follow. Go on.\n" in stderr
 
 
-def test_a_function_in_c_that_holds_pythons_lock_is_ended_from_outside():
+def test_a_function_in_c_that_holds_pythons_lock_is_ended():
     code, _, stderr = run("""
 import re
 with watching(seconds=2):
@@ -207,25 +207,8 @@ with watching(seconds=2):
     time.sleep(1)
     re.fullmatch("(a+)+b", 60 * "a")
 """)
-    assert code == -signal.SIGABRT
-    line, _, stacks = stderr.partition("\n")
-    assert line == (
-        "error: it hangs: a function in C holds Python's lock. The stacks of its threads follow. "
-        "Go on."
-    )
-    assert " in fullmatch\n" in stacks
-
-
-@pytest.mark.matrix
-def test_a_process_that_is_stopped_is_not_ended_from_outside():
-    assert run("""
-with watching(seconds=0.5):
-    with hang.step("a step"):
-        pass
-    time.sleep(0.2)
-    subprocess.Popen(["sh", "-c", f"sleep 6; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
-""")[0] == 0
+    assert code == 1
+    assert stderr.startswith("Timeout (0:00:04)!\n") and " in fullmatch\n" in stderr
 
 
 @pytest.mark.matrix

@@ -2,24 +2,25 @@
 
     main thread    reading data | a train step | a callback | reading data | a train step ...
     towers-hang    . . . . . .  one phase lasts too long: a line, all threads' stacks, exit code 4
-    guard          another process, in case C code holds Python's lock: a line, SIGABRT
+    faulthandler   C code holds Python's lock for too long: all threads' stacks, exit code 1
 """
 
 import faulthandler
 import gc
 import math
 import os
-import subprocess
+import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import NamedTuple
 
-from towers.machine import guard, places
+from towers.machine import places
 from towers.machine.terminal import STDERR, python_stderr
 
 HUNG = 4  # the exit code of a process that this module has ended
@@ -101,6 +102,9 @@ class Watch:
         now.doing = _Doing()
         now.watchers += 1
         self._main, self._ended = threading.get_ident(), threading.Event()
+        is_free = threading.current_thread() is threading.main_thread() and (
+            signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL)
+        self._on_stop = signal.signal(signal.SIGTSTP, _stop) if is_free else None
         self._thread = threading.Thread(target=self._run, daemon=True, name="towers-hang")
         self._thread.start()
 
@@ -108,11 +112,12 @@ class Watch:
         now.watchers -= 1
         self._ended.set()
         self._thread.join()
+        if self._on_stop is not None:
+            signal.signal(signal.SIGTSTP, self._on_stop)
 
     def _run(self) -> None:
         tick = min(1.0, (self.seconds or self.least) / 4)
         doing, looked, waited, longest = now.doing, time.monotonic(), 0.0, 0.0
-        other: subprocess.Popen[bytes] | None = None
         while not self._ended.wait(tick):
             before, looked = looked, time.monotonic()
             waited += min(looked - before, 2 * tick)  # Ctrl-Z may have stopped the process
@@ -123,15 +128,11 @@ class Watch:
                 limit = math.inf
             if waited >= limit and now.doing is doing:
                 self._end_process(doing, waited)
-            with suppress(OSError):  # the guard cannot start, has ended, or no longer reads
-                if other is None and limit < math.inf and sys.platform == "linux":
-                    other = _start_guard(self.remedy)
-                if other is not None and other.stdin is not None:
-                    line = f"{limit + 2}\n"  # longer, because the thread says more
-                    os.write(other.stdin.fileno(), line.encode())
-        if other is not None:
-            other.kill()
-            other.communicate()
+            # If C code holds Python's lock, this thread does not come again, and the process ends.
+            faulthandler.cancel_dump_traceback_later()
+            if limit < math.inf:
+                faulthandler.dump_traceback_later(limit + 2, exit=True, file=python_stderr())
+        faulthandler.cancel_dump_traceback_later()
 
     def _end_process(self, doing: _Doing, seconds: float) -> None:
         where = f" ({self.towers})" if doing.computes else stands_in(self._main)
@@ -157,16 +158,10 @@ class Watch:
         os._exit(HUNG)
 
 
-def _start_guard(remedy: str) -> "subprocess.Popen[bytes]":
-    if not faulthandler.is_enabled():
-        faulthandler.enable(STDERR)  # SIGABRT then shows the stacks
-    other = subprocess.Popen(
-        [sys.executable, "-IS", guard.__file__, remedy], stdin=subprocess.PIPE,
-        stdout=subprocess.DEVNULL, stderr=python_stderr(),
-        start_new_session=True,  # so that Ctrl-C and Ctrl-Z do not reach it
-    )
-    os.set_blocking(other.stdin.fileno(), False)  # type: ignore[union-attr]
-    return other
+def _stop(number: int, frame: FrameType | None) -> None:
+    """Stops the process, as Ctrl-Z does; the time until it continues is no hang."""
+    faulthandler.cancel_dump_traceback_later()
+    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def stands_in(thread: int) -> str:
