@@ -202,6 +202,18 @@ def test_gradients_with_respect_to_rows_are_those_of_the_whole_batch(float64):
         fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7)
 
 
+def test_output_gradients_may_divide_by_the_number_of_rows(float64):
+    def step(model, data):
+        with tf.GradientTape() as tape:
+            outputs = model(data[0])
+        slope = (outputs - data[1]) / tf.cast(tf.shape(outputs)[0], outputs.dtype)
+        weights = model.trainable_weights
+        model.optimizer.apply(tape.gradient(outputs, weights, output_gradients=slope), weights)
+        return {"slope": tf.reduce_sum(slope)}
+
+    fit_alike(lambda: model_with(step), num_towers=3, batch_size=7)
+
+
 def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(float64):
     """Virtual adversarial training: zeros that are normalized would be NaN, for all towers."""
     def worse(model, x, y):

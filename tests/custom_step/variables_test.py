@@ -86,6 +86,7 @@ def test_metrics_are_read_and_updated_in_any_order(float64):
             first = mean.result()
             mean.update_state(y[:, 0])
             mean.update_state(tf.reduce_mean(y), sample_weight=tf.shape(y)[0])
+            mean.update_state(tf.reduce_mean(y), sample_weight=tf.reduce_sum(x**2))
             mean.update_state(5.0)
             area.update_state(y[:, 0] > 0, tf.nn.sigmoid(x[:, 0]))
             again = {"first": first, "mean": mean.result(), "area": area.result()}
@@ -94,7 +95,7 @@ def test_metrics_are_read_and_updated_in_any_order(float64):
 
         return model_with(step)
 
-    fit_alike(make, num_towers=3, batch_size=5)
+    fit_alike(make, num_towers=7, batch_size=6)
 
 
 @pytest.mark.telling("transposed")

@@ -134,7 +134,7 @@ class Patches:
         """
         seed = tf.ones_like(target) if given is None else tf.convert_to_tensor(given)
         check_rank(target, f"{current_line()}: the loss that a gradient is taken of")
-        kind = self._rows.check(target, "the loss that a gradient is taken of")
+        kind = self._rows.check(target * seed, "the loss that a gradient is taken of")
         if kind.name == "sum" or kind.name == "other" and has_rows(target):
             return self._facts.masked(seed) if shared else seed
         if shared:
@@ -183,6 +183,8 @@ class Patches:
         del original
         collectives, scope = self._collectives, self._scope
         collectives.check_outermost("applies gradients")
+        if not grads:  # as in Keras: the trace that makes a model's layers finds no variables
+            return
         if not optimizer.built:
             with scope.left():
                 optimizer.build(trainable_variables)
@@ -205,22 +207,16 @@ class Patches:
         self, original: Callable, metric: keras.metrics.Metric, values: Any,
         sample_weight: Any = None,
     ) -> None:
-        """Adds up a shard's sum, or weighs its mean by n_i / N if the shard gives no weight."""
+        """Replaces a shard's mean or sum by the whole batch's."""
         self._collectives.check_outermost(f"updates metric {metric.name!r}")
         values = tf.convert_to_tensor(values)
-        weight = None if sample_weight is None else tf.convert_to_tensor(sample_weight)
         what = f"what metric {metric.name!r} is updated with"
         check_rank(values, f"{current_line()}: {what}")
         if self._dependence.local(values):
-            kind = self._rows.check(values, what)
-            is_weighed = weight is not None and self._dependence.local(weight)
-            if not kind.has_rows:
-                if kind.name == "sum":
-                    (values,) = self._collectives.sum([self._facts.masked(values)])
-                elif not is_weighed:
-                    factor = 1.0 if weight is None else weight
-                    weight = self._facts.weighted(tf.cast(factor, metric.dtype))
-        original(metric, values, sample_weight=weight)
+            if not self._rows.check(values, what).has_rows:
+                part = self._facts.part(tf.cast(values, metric.dtype), what)
+                (values,) = self._collectives.sum([part])
+        original(metric, values, sample_weight=sample_weight)
 
     def _compute_metrics(
         self, original: Callable, model: keras.Model, x: Any, y: Any, y_pred: Any,

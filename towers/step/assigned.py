@@ -204,8 +204,7 @@ def terms_of_new(
         return [], [facts.weighted(value)]
     warnings.warn(
         _of_a_shard(variable, line) + "Tower 0's value is kept. Make the variable with "
-        'aggregation="mean" or "sum", or compute its value from towers.gather(rows) in a custom '
-        "train_step.", stacklevel=2,
+        'aggregation="mean" or "sum".' + _OR_GATHER, stacklevel=2,
     )
     return [value], []
 
