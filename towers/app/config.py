@@ -62,8 +62,8 @@ class TrainConfig:
         "further, or package.module:function, called with (input_shape, num_classes) or without "
         "arguments. A compiled model brings its own loss, metrics and optimizer.", is_path=True)
     dataset: str = text("mnist", "The data: a built-in data set (mnist, fashion_mnist, cifar10, "
-        "music, image_folder, npz, synthetic, array_record, tfrecord), tfds:NAME from TensorFlow "
-        "Datasets, or package.module:function, which returns (train, test).")
+        "music, image_folder, npz, synthetic, array_record, tfrecord), or "
+        "package.module:function, which returns (train, test).")
     data_dir: str | None = text(None, "The directory of the data set's files; for npz, the file. "
         "Beside `resume`, it is the place to which the same data have moved. Default: the data "
         "set's own place.", _ON_THE_MACHINE, is_path=True)

@@ -1,9 +1,5 @@
-"""Which files of a directory train, which test, and what parses their records; TFDS."""
+"""Which files of a directory train, which test, and what parses their records."""
 
-import sys
-from functools import partial
-
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -163,53 +159,3 @@ def test_a_flipped_byte_is_named_when_its_turn_comes(folder):
     examples = input_lib.load_examples(load(folder).train)
     message = refusal(list, input_lib.shuffled_batches(examples, 4, 0, 0))
     assert message.startswith(f"{folder} (train): example 12 cannot be read: corrupted record")
-
-
-# A data set of TensorFlow Datasets, prepared here: the same examples, by index
-load_tfds = partial(datasets.load, input_shape=(), num_classes=1)
-
-
-@pytest.fixture(name="tfds_folder", scope="module")
-def _tfds_folder(tmp_path_factory):
-    pytest.importorskip("tensorflow_datasets", reason="pip install 'tf-towers[tfds]'")
-    from tests.app.datasets.small_digits import SmallDigits
-
-    folder = tmp_path_factory.mktemp("tfds")
-    SmallDigits(data_dir=folder, file_format="array_record").download_and_prepare()
-    return str(folder)
-
-
-@pytest.mark.telling("1")
-@pytest.mark.parametrize("data_workers", [0, 1])
-def test_examples_are_those_of_the_data_set(tfds_folder, data_workers):
-    import tensorflow_datasets
-
-    dataset = load_tfds("tfds:small_digits", tfds_folder)
-    assert (dataset.input_shape, dataset.num_classes) == ((8, 8, 1), 3)
-    assert tuple(dataset.class_names) == ("a", "b", "c")
-    examples = input_lib.load_examples(dataset.train, InputOptions(data_workers=data_workers))
-    found = list(input_lib.ordered_batches(examples, 8))
-    source = tensorflow_datasets.data_source("small_digits", split="train", data_dir=tfds_folder)
-    np.testing.assert_array_equal(
-        np.concatenate([x for x, _ in found]),
-        np.stack([example["image"] for example in source]).astype("float32") / 255,
-    )
-    np.testing.assert_array_equal(
-        np.concatenate([y for _, y in found]), [example["label"] for example in source]
-    )
-
-
-@pytest.mark.matrix
-def test_a_model_with_a_loss_of_its_own_gets_them_too(tfds_folder):
-    dataset = load_tfds("tfds:small_digits", tfds_folder, custom_loss=True)
-    assert dataset.num_classes is None and dataset.train.num_examples == 30
-
-
-def test_an_unknown_data_set_is_one_line(tfds_folder):
-    error = refusal(load_tfds, "tfds:nosuch", tfds_folder)
-    assert error.startswith("dataset=tfds:nosuch cannot be loaded: ") and len(error) < 200
-
-
-def test_the_package_is_named_where_it_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "tensorflow_datasets", None)
-    assert "pip install 'tf-towers[tfds]'" in refusal(load_tfds, "tfds:mnist", None)

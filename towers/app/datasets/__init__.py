@@ -1,4 +1,4 @@
-"""Loads data sets by name: a built-in one, a TFDS one, or the user's `package.module:function`."""
+"""Loads data sets by name: a built-in one, or the user's `package.module:function`."""
 
 import inspect
 from collections.abc import Callable
@@ -31,11 +31,11 @@ def load(
     """Loads the data set with this name.
 
     Args:
-        name: one of `NAMES`, "tfds:NAME", or "package.module:function" that returns (train, test).
+        name: one of `NAMES`, or "package.module:function" that returns (train, test).
         data_dir: the directory of its files; for "npz", the file. None means embedded or downloaded
             files; "npz", "image_folder", "array_record" and "tfrecord" need a value.
         input_shape, num_classes: the shape of one example and the number of labels of "synthetic".
-        custom_loss: whether the model brings its own loss. Examples of "npz", TFDS and the user's
+        custom_loss: whether the model brings its own loss. Examples of "npz" and of the user's
             function may then have any structure.
         features: "package.module:function", record -> (x, y), for "array_record" and "tfrecord".
         image_size: (height, width, channels or None) for "image_folder"; None: taken from images.
@@ -45,9 +45,7 @@ def load(
             the data cannot be read or are wrong.
     """
     loader = _LOADERS.get(name)
-    if name.startswith(record_files.PREFIX):
-        loader = partial(record_files.load_tfds, name)
-    elif ":" in name:
+    if ":" in name:
         loader = partial(user.load, name)
     if loader is None:
         raise named.unknown_name(name, "dataset", NAMES)

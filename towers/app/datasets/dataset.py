@@ -52,7 +52,7 @@ Found: TypeAlias = tuple[Any, tuple[Any, Any], int]
 class Dataset:
     """Holds the examples to train and to test on.
 
-    name: a built-in name, "tfds:NAME", "package.module:function", or any name for given data.
+    name: a built-in name, "package.module:function", or any name for given data.
     train, test: (x, y), x float32 (or int32, for tokens) [N, *input_shape] and y int32 [N] in
         0 ... num_classes - 1; or an unbatched tf.data.Dataset of such (x, y), without the N; or a
         source of examples that are read while training runs.

@@ -1,17 +1,11 @@
-"""Loads files of records, or a data set of TFDS, and parses each record while training runs.
-
-    --dataset=tfds:NAME       --data_dir=DIR: it is prepared there, or TFDS downloads it to there
-
-`tfds.data_source` reads the prepared ArrayRecord files as NumPy arrays, without TensorFlow.
-"""
+"""Loads files of records, and parses each record while training runs."""
 
 import os
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
 
 import tensorflow as tf
 
@@ -19,9 +13,9 @@ from towers.app import named
 from towers.app.datasets import random_access
 from towers.app.datasets.dataset import Dataset, Found
 from towers.app.datasets.tf_data import Streamed, cause
-from towers.app.datasets.user import from_splits, named_classes, of_splits
+from towers.app.datasets.user import named_classes, of_splits
 from towers.app.named import one_line
-from towers.app.reading.examples import ArrayRecords, Supervised
+from towers.app.reading.examples import ArrayRecords
 from towers.resume.source import Epoch, count_elements
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of TESTS that exists is used
@@ -159,40 +153,3 @@ def count_records(path: str) -> tuple[int, str]:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
     except tf.errors.OpError as error:
         raise ValueError(f"{path} ({compression}) is damaged: {cause(error)}.") from None
-
-
-PREFIX = "tfds:"
-
-
-def load_tfds(name: str, data_dir: str | None, custom_loss: bool = False) -> Dataset:
-    """Loads the splits "train" and "test" (or "validation"), each example as (x, y).
-
-    name: "tfds:NAME", or with a configuration and a version: "tfds:NAME/CONFIG:1.0.0".
-    custom_loss: whether the model brings its loss: y may be anything, and test may be missing.
-    """
-    try:
-        import tensorflow_datasets
-    except ImportError:
-        raise ValueError(
-            f"dataset={name} needs the package tensorflow-datasets: pip install 'tf-towers[tfds]'."
-        ) from None
-    try:
-        splits: Any = tensorflow_datasets.data_source(name.removeprefix(PREFIX), data_dir=data_dir)
-    except Exception as error:  # TFDS raises many types of errors, which may list all data sets
-        raise ValueError(f"dataset={name} cannot be loaded: {one_line(error)[:120]}") from None
-    found = next((which for which in ("test", "validation") if which in splits), None)
-    info = splits["train"].dataset_info if "train" in splits else None
-    if info is None or found is None and not custom_loss or len(info.supervised_keys or ()) != 2:
-        raise ValueError(
-            f"dataset={name} has the splits {', '.join(splits)}, and must have train, and test or "
-            "validation, and supervised_keys. Use dataset=package.module:function instead."
-        )
-    train, test = (
-        None if which is None else Supervised(splits[which], *info.supervised_keys)
-        for which in ("train", found)
-    )
-    label = info.features[info.supervised_keys[1]]
-    num_classes = getattr(label, "num_classes", None)
-    dataset = from_splits(name, train, test, custom_loss=custom_loss, num_classes=num_classes)
-    names = None if custom_loss else getattr(label, "names", None)
-    return replace(dataset, class_names=tuple(names or ()))

@@ -105,20 +105,6 @@ class ArrayRecords:
             yield os.fsencode(f"{os.path.basename(path)}\0{os.path.getsize(path)}\0")
 
 
-class Supervised:
-    """Reads two features of each dict in a source as (x, y)."""
-
-    def __init__(self, source: Any, x: str, y: str) -> None:
-        self._source, self._x, self._y = source, x, y
-
-    def __len__(self) -> int:
-        return len(self._source)
-
-    def __getitem__(self, index: int) -> tuple[Any, Any]:
-        example = self._source[index]
-        return example[self._x], example[self._y]
-
-
 def real_array(value: Any, name: str) -> np.ndarray:
     """Returns the array of a value. Raises ValueError, which begins with `name`, if it has none."""
     try:
