@@ -167,7 +167,7 @@ def test_an_error_names_the_file_and_what_is_wrong(archive, tmp_path):
         (archive(x_test=x), "(x_test, y_test): example 1 holds nan"),
         (str(tmp_path / "nothing.npz"), "it does not exist"),
         (str(tmp_path), "it is no file"), (str(tmp_path / "pipe"), "it is no file"),
-        (str(tmp_path / "text"), "never loaded"), (str(tmp_path / "one.npy"), "not an .npz arch"),
+        (str(tmp_path / "text"), "not an .npz"), (str(tmp_path / "one.npy"), "not an .npz"),
     ):
         told = refusal(load, "npz", path)
         assert told.startswith(path) and message in told

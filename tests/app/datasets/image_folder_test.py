@@ -205,7 +205,7 @@ def test_folders_that_are_no_split_are_an_error_with_the_forms(folder, change, m
 
 def test_no_directory_or_too_few_images_are_an_error(tmp_path):
     assert "dataset=image_folder needs data_dir=DIR" in refusal(load, None)
-    assert "nothing cannot be read: No such file" in refusal(load, tmp_path / "nothing")
+    assert "nothing): No such file" in refusal(load, tmp_path / "nothing")
     assert "holds no folder, one for each class" in refusal(load, tmp_path)
     write(tmp_path / "a" / "1.png", 0)
     assert "holds too few images" in refusal(load, tmp_path)

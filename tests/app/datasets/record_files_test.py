@@ -37,8 +37,8 @@ def test_no_directory_or_no_files_are_refused_with_the_forms(tmp_path):
     (tmp_path / "train.tfrecord").write_bytes(b"")
     for data_dir, message in (
         (None, "dataset=tfrecord needs data_dir=DIR, with DIR/train/*"),
-        (str(tmp_path / "no"), "holds 0 *.tfrecord* files, but none for train"),
-        (str(tmp_path), "holds 1 *.tfrecord* files, but none for val or validation or test"),
+        (str(tmp_path / "no"), "holds 0 *.tfrecord* files, and none for train"),
+        (str(tmp_path), "holds 1 *.tfrecord* files, and none for val or validation or test"),
     ):
         assert message in refusal(record_files.find, "tfrecord", data_dir)
 

@@ -152,10 +152,10 @@ def test_warnings_of_towers_are_lines_and_those_of_libraries_stay_where_they_are
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
         with Report(stream).show_warnings():
-            warnings.warn_explicit("odd", UserWarning, report.__file__, 1)
+            warnings.warn_explicit("try verbosity=1", UserWarning, report.__file__, 1)
             warnings.warn_explicit("old", DeprecationWarning, report.__file__, 1)
             warnings.warn("of a library", stacklevel=1)
-    assert stream.getvalue() == "Warning   odd\n"
+    assert stream.getvalue() == "Warning   try --verbosity=1\n"
     assert [str(each.message) for each in others] == ["old", "of a library"]
 
 

@@ -322,7 +322,7 @@ def _folders(directory: Path) -> list[str]:
 
 
 def _raise(error: OSError) -> NoReturn:
-    raise ValueError(f"data_dir: {error.filename} cannot be read: {error.strerror}; give {_FORMS}.")
+    raise ValueError(f"data_dir ({error.filename}): {error.strerror}; give {_FORMS}.")
 
 
 def _unused(directory: Path, left_out: Counter[str]) -> list[str]:

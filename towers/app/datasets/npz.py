@@ -1,7 +1,7 @@
 """Loads the user's NumPy archive, FILE.npz with x_train, y_train, x_test and y_test."""
 
 import os
-from typing import Any
+import zipfile
 
 import numpy as np
 
@@ -27,10 +27,9 @@ def load(data_dir: str | None, custom_loss: bool = False) -> Dataset:
     try:
         if not os.path.isfile(data_dir):  # opening a named pipe would wait forever
             raise ValueError("it is no file" if os.path.exists(data_dir) else "it does not exist")
-        archive: Any = np.load(data_dir, allow_pickle=False)
-        if not isinstance(archive, np.lib.npyio.NpzFile):
-            raise ValueError("it is not an .npz archive")
-        with archive:
+        if not zipfile.is_zipfile(data_dir):  # NumPy takes any other file for a pickle
+            raise ValueError("it is not an .npz archive, or a part of one")
+        with np.load(data_dir, allow_pickle=False) as archive:
             x, y, x_test, y_test = (archive[key] for key in KEYS)
     except Exception as error:  # zipfile and NumPy raise many types for a damaged archive
         what = one_line(error)

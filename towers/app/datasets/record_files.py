@@ -66,7 +66,7 @@ def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
     if not (train and test):
         missing = TRAIN if not train else " or ".join(TESTS)
         raise ValueError(
-            f"data_dir ({directory}) holds {len(names)} *.{dataset}* files, but none for "
+            f"data_dir ({directory}) holds {len(names)} *.{dataset}* files, and none for "
             f"{missing}; give {forms}."
         )
     return train, test

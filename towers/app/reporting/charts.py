@@ -108,4 +108,4 @@ def _draw(
             )
     if name == "loss" and finite and 0 < min(finite) < max(finite) / 50:
         axes.set_yscale("log")
-    axes.legend(frameon=False)
+    axes.legend(facecolor="white", edgecolor="none")  # hides the line of the best epoch

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.highlighter import RegexHighlighter
 from rich.live import Live
 
-from towers.app.command_line import train_command
+from towers.app.command_line import as_flags, train_command
 from towers.app.config import TrainConfig
 from towers.app.training.build import Run
 from towers.app.training.task import is_python
@@ -105,7 +105,7 @@ class Report:
 
         def show(message: Any, category: type[Warning], filename: str, *rest: Any) -> None:
             if filename.startswith(_PACKAGE) and issubclass(category, UserWarning):
-                self.warn(str(message))
+                self.warn(as_flags(str(message)))
             else:
                 before(message, category, filename, *rest)
 
