@@ -15,6 +15,7 @@ The directory is on a disk, or behind a URL of fsspec (see `remote_dir`).
         profile/      with --profile: traces of steps
 """
 
+import errno
 import fcntl
 import json
 import os
@@ -222,7 +223,8 @@ def explained(path: Path | str, argument: str = "run_dir") -> Iterator[None]:
                 fix = " pip install 'tf-towers[remote]' brings what s3:// needs."
         elif isinstance(error, OSError):
             said = ": ".join(str(word) for word in (error.strerror, error.filename) if word)
-            fix = " Make room there, or name a directory that you can write to."
+            is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+            fix = " Make room there." if is_full else " Name a directory that you can write to."
         else:
             raise
         raise ValueError(f"{argument} ({path}) cannot be used: {said}.{fix}") from error

@@ -17,11 +17,6 @@ from towers.step.step import Step
 from towers.step.structures import any_rows, as_tensor, map_tensors
 from towers.workers.watch import watched
 
-_TRAINABLE = (
-    "a layer's `trainable` has changed since the step was made, and the step trains the variables "
-    "that were trainable then. To train others, make a new step."
-)
-
 
 class TowerStep(Step):
     """Trains a Keras model with towers in a custom loop.
@@ -143,7 +138,8 @@ class TowerStep(Step):
                     self.check_agreement()
                     now, then = self.model.trainable_variables, self.trainable_variables
                     if [*map(id, now)] != [*map(id, then)]:
-                        warnings.warn(_TRAINABLE, stacklevel=3)
+                        text = "`trainable` has changed since the step was made, without effect"
+                        warnings.warn(f"{text}; make a new step.", stacklevel=3)
                 self.tower.trace(tower, specs)
                 if name in ("train", "test"):
                     self.build_metrics(name, *specs)

@@ -104,7 +104,7 @@ def test_a_file_that_keras_cannot_read_is_refused_in_one_line(tmp_path):
     (tmp_path / "model.keras").write_text("not a model")
     keras.Sequential([keras.Input((2,)), Mixes()]).save(tmp_path / "mixes.keras")
     for name, said in (
-        ("model.keras", "cannot be .*: "), ("missing.keras", "does not exist"),
+        ("model.keras", "cannot be .*: it is damaged"), ("missing.keras", "does not exist"),
         ("mixes.keras", "cannot be .*: Could not locate class 'Mixes'. "),
     ):
         with pytest.raises(ValueError, match=rf"^init_from \(.*{name}\) {said}[^\n]*$"):

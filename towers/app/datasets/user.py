@@ -58,10 +58,8 @@ def from_splits(
     where: names for train and test, such as their files, shown in errors; () uses `name`.
     """
     if isinstance(train, keras.utils.PyDataset):
-        raise ValueError(
-            f"dataset ({name!r}) is a PyDataset, which gives batches. Return an object whose "
-            "__getitem__ gives one example (x, y), or use towers.make_parallel(...).fit."
-        )
+        remedy = "Give an object whose __getitem__ gives one example (x, y)"
+        raise ValueError(f"dataset ({name!r}) is a PyDataset, which gives batches. {remedy}.")
     makers = _splitter(train), _splitter(test)
     are_arrays = makers[0] is arrays.split_of
     if not custom_loss and (

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import zipfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -81,6 +82,8 @@ def load_file(path: str | Path, argument: str = "model", *, compile: bool = True
         # Keras' message repeats the model's configuration at each level of nesting.
         unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
         reason = unknown[0] if unknown else named.one_line(error)[:300]
+        if Path(path).suffix == ".keras" and not zipfile.is_zipfile(path):  # Keras: "not found"
+            reason = "it is damaged, or not from model.save"
         raise ValueError(
             f"{argument} ({path}) cannot be loaded by Keras: {reason}. Custom layers need "
             "keras.saving.register_keras_serializable, in the module that `model` names: "
