@@ -1,8 +1,6 @@
 """python -m towers.launch; each worker's GPUs and addresses; the run goes on after a loss."""
 
-import json
 import os
-import shlex
 import signal
 import socket
 import subprocess
@@ -13,7 +11,7 @@ import pytest
 from tests.app.launch.players import launch, ROOT, start, start_command
 from tests.processes import wait_for
 from towers.app.launch import launcher
-from towers.app.launch.launcher import again, cause, free_addresses, gpu_shares, lines_to_type, loss
+from towers.app.launch.launcher import again, cause, free_addresses, gpu_shares, loss
 from towers.app.launch.supervise import End
 from towers.machine import nvidia
 
@@ -37,8 +35,6 @@ def command(tmp_path, *arguments):
     (["--worker=2", "--", "fit.py"], ["'worker'", "workers"]),
     (["--workers=2", "--", "fti.py"], ["'fti.py' is no file in ", "-- train.py"]),
     (["--workers=2", "--", "python", "fit.py"], ["'python' is no file in "]),
-    (["--print_tf_config"], ["--hosts ()", "--hosts=10.0.0.1:2222"]),
-    (["--print_tf_config", "--hosts=a"], ["--hosts (a)", "--hosts=10.0.0.1:2222"]),
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, named, tmp_path):
     (tmp_path / "fit.py").write_text("1 / 0")
@@ -51,7 +47,7 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, named, tmp_path):
 def test_help_lists_the_flags(tmp_path):
     code, stdout, stderr = command(tmp_path, "--help")
     assert (code, stderr) == (0, "")
-    assert "--workers: Processes that train together" in stdout and "--hosts:" in stdout
+    assert "--workers: Processes that train together" in stdout and "--min_workers:" in stdout
 
 
 @pytest.mark.parametrize("start", [["fit.py"], ["-m", "fit"]])
@@ -68,24 +64,6 @@ def test_it_starts_without_tensorflow():
     done = subprocess.run([sys.executable, "-c", program], text=True, stdout=subprocess.PIPE,
                           env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
     assert done.stdout == "[]\n"
-
-
-@pytest.mark.parametrize("words", [[], ["--", "train.py", "--model=my model"]])
-def test_for_several_machines_it_prints_what_a_shell_understands(words, tmp_path):
-    hosts = ["10.0.0.1:2222", "[fe80::1]:2223"]
-    code, stdout, stderr = command(
-        tmp_path, "--print_tf_config", f"--hosts={','.join(hosts)}", *words
-    )
-    assert (code, stderr) == (0, "")
-    lines = stdout.splitlines()
-    where = [line.rpartition("  # ")[2] for line in lines]
-    assert where == ["on 10.0.0.1, the chief", "on [fe80::1]"]
-    for index, line in enumerate(lines):
-        assigned, *started = shlex.split(line.removeprefix("export "), comments=True)
-        assert json.loads(assigned.removeprefix("TF_CONFIG=")) == {
-            "cluster": {"worker": hosts}, "task": {"type": "worker", "index": index}
-        }
-        assert started == (["python", "train.py", "--model=my model"] if words else [])
 
 
 @pytest.mark.parametrize("redirection", ["| head -1", ">&- 2>&-", "> /dev/full"])
@@ -119,7 +97,7 @@ TITLE = f"towers 0.1 | TensorFlow 2.21, Keras 3.15 | run: {RUN}"
 TRAIN = f"""
 if index == 0:
     Path("{RUN}").mkdir(parents=True, exist_ok=True)
-    Path("{RUN}", "config.json").touch()
+    Path("{RUN}", "config.json").write_text("{{}}")
     print("{TITLE}", flush=True)
     note("named")
 wait_for("named-0")
@@ -289,7 +267,7 @@ def test_after_a_loss_train_py_resumes_and_others_start_again(
     monkeypatch.chdir(tmp_path)
     for name in ("run", "empty"):
         (tmp_path / name).mkdir()
-    (tmp_path / "run" / "config.json").touch()
+    (tmp_path / "run" / "config.json").write_text("{}")
     assert again(words, announced) == (expected or words)
 
 
@@ -342,12 +320,3 @@ def test_addresses_are_this_machines_own_different_and_free(monkeypatch):
         ports = [taken.getsockname()[1], int(addresses[0].rpartition(":")[2])]
         monkeypatch.setattr(launcher.random, "sample", lambda *_: ports)
         assert free_addresses(1) == addresses[:1]
-
-
-@pytest.mark.parametrize("hosts", [
-    ["a:1", "b"], ["a:"], [":2222"], ["a:0"], ["a:65536"], ["::1:2222"], ["http://n:1"], ["me@a:1"],
-    ["a:1", "b:1", "a:1"],
-])
-def test_hosts_that_are_no_addresses_or_the_same_are_an_error(hosts):
-    with pytest.raises(ValueError, match="--hosts .* must be different addresses, host:port"):
-        list(lines_to_type(hosts, []))

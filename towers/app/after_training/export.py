@@ -72,8 +72,8 @@ def export_model(
         raise ValueError(f"export ({path}) cannot be written: {one_line(error)}.") from error
     except Exception as error:  # Keras raises any type of error
         raise ValueError(
-            f"export ({path}): Keras cannot take this model: {one_line(error)[:300]}. What was "
-            "trained is as it was."
+            f"export ({path}): Keras cannot take this model: {one_line(error)[:300]}. The "
+            "trained model has not changed."
         ) from error
     lines = [labelled("Export", f"{path} holds the model as a SavedModel")]
     if any(divided):

@@ -13,7 +13,7 @@ import sys
 from absl import flags
 
 from towers.app import command_line
-from towers.app.launch.launcher import gpu_shares, launch, lines_to_type
+from towers.app.launch.launcher import gpu_shares, launch
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists the main module's flags, also those defined here
@@ -32,10 +32,6 @@ def define_flags() -> None:
                          "with exit code 3.")
     flags.DEFINE_float("rejoin_after", 600.0, "Seconds after which a lost worker joins again, at "
                        "the next restart. 0: every restart begins with all workers.", 0.0)
-    flags.DEFINE_boolean("print_tf_config", False, "Print for each of --hosts the line that starts "
-                         "its worker, to be typed there; start nothing.")
-    flags.DEFINE_list("hosts", [], "With --print_tf_config: the machines' addresses in a private "
-                      "network, host:port, the chief's first.")
 
 
 def run(argv: list[str]) -> int:
@@ -45,9 +41,6 @@ def run(argv: list[str]) -> int:
     if not command_line.parse_flags(own.split("\0"), __doc__):
         return 0
     given = flags.FLAGS
-    if given.print_tf_config or given.hosts:
-        print("\n".join(lines_to_type(given.hosts, words)))
-        return 0
     if given.workers is None:
         raise ValueError("--workers is missing: say how many, such as --workers=2.")
     shares = gpu_shares(given.workers, given.gpus_per_worker)

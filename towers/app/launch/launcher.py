@@ -10,7 +10,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
@@ -21,7 +21,7 @@ from towers.machine import nvidia
 from towers.machine.signals import handled_by
 from towers.machine.words import counted
 from towers.resume.run_dir import read_config
-from towers.workers.cluster import LARGEST_PORT, LOST_WORKER, is_address
+from towers.workers.cluster import LOST_WORKER
 
 INSTALLED = "towers-train"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
@@ -79,21 +79,6 @@ def free_addresses(count: int) -> list[str]:
         if len(found) == count:
             break
     return found
-
-
-def lines_to_type(hosts: Sequence[str], words: Sequence[str]) -> Iterator[str]:
-    """Yields a line for each machine: its TF_CONFIG, and the command if there is one."""
-    addresses = [host.strip() for host in hosts]
-    if not addresses or not all(map(is_address, addresses)) or len({*addresses}) < len(addresses):
-        raise ValueError(
-            f"--hosts ({','.join(hosts)}) must be different addresses, host:port, with ports from "
-            f"1 to {LARGEST_PORT:,}, such as --hosts=10.0.0.1:2222,10.0.0.2:2222 or [fe80::1]:2222."
-        )
-    typed = shlex.join(words if words[:1] == [INSTALLED] else ["python", *words])
-    for index, address in enumerate(addresses):
-        assigned = f"TF_CONFIG='{_tf_config(addresses, index)}'"
-        start = f"{assigned} {typed}" if words else f"export {assigned}"
-        yield f"{start}  # on {address.rpartition(':')[0]}{', the chief' if not index else ''}"
 
 
 def launch(
