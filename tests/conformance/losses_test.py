@@ -165,7 +165,8 @@ CASES = {
     "mean over weights": lambda: (network(), {"loss": OverWeights(), "weights": WEIGHTS}),
     "halves": lambda: (network(), {"loss": halves}),
     "pairs": lambda: (network(), {"loss": pairs}),
-    "sum": lambda: (network(), {"loss": lambda y, y_pred: tf.nn.l2_loss(y - y_pred) / 8}),
+    "sum": lambda: (
+        network(kernel_regularizer="l2"), {"loss": lambda y, y_pred: tf.nn.l2_loss(y - y_pred)}),
     "chosen values": lambda: (
         network(), {"loss": lambda y, y_pred: tf.gather_nd((y - y_pred) ** 2, tf.where(y > 0))}),
     "compute_loss of each row": lambda: (network(OfEachRow), {"loss": None}),

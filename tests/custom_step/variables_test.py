@@ -86,7 +86,7 @@ def test_metrics_are_read_and_updated_in_any_order(float64):
             first = mean.result()
             mean.update_state(y[:, 0])
             mean.update_state(tf.reduce_mean(y), sample_weight=tf.shape(y)[0])
-            mean.update_state(tf.reduce_mean(y), sample_weight=tf.reduce_sum(x**2))
+            mean.update_state(tf.reduce_sum(y), sample_weight=tf.reduce_sum(x**2))
             mean.update_state(5.0)
             area.update_state(y[:, 0] > 0, tf.nn.sigmoid(x[:, 0]))
             again = {"first": first, "mean": mean.result(), "area": area.result()}

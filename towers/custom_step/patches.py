@@ -22,7 +22,7 @@ from towers.machine.loss_internals import compiled_metrics
 from towers.machine.user_lines import current_line
 from towers.step.gathering import GATHERER, gathered_by
 from towers.step.lookups import join_lookups, separate_lookups
-from towers.step.loss_kinds import overrides_call
+from towers.step.loss_kinds import loss_reduction, overrides_call
 from towers.step.raw_variables import read_as_they_are
 
 _VARIABLES = (keras.Variable, tf.Variable)
@@ -265,7 +265,7 @@ class Patches:
     def _needs_all_rows(
         self, original: Callable, loss: keras.losses.Loss, given: Sequence[Any]
     ) -> bool:
-        """Returns whether a Keras loss is neither a mean nor a sum over the examples.
+        """Returns whether a Keras loss is neither a mean nor, by its reduction, a sum.
 
         Such a loss may divide by the sum of weights or the number of unmasked steps. It is traced
         in a graph that is thrown away, so that its assignments have no effect.
@@ -279,7 +279,9 @@ class Patches:
                 lambda: tf.convert_to_tensor(original(loss, *given)), autograph=False
             ).get_concrete_function()
         rows = Rows((inside, self._rows.fact(outside)) for outside, inside in traced.graph.captures)
-        return rows.kind(traced.outputs[0]).fault is not None
+        kind = rows.kind(traced.outputs[0])
+        # Keras adds means to what a loss function returns, even if it is a sum.
+        return kind.fault is not None or kind.name not in ("mean", loss_reduction(loss))
 
     def _call_layer(
         self, original: Callable, layer: keras.layers.Layer, *args: Any, **options: Any
