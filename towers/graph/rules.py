@@ -121,7 +121,7 @@ def multiply_matrices(op: Op) -> Fact:
 
 
 def add_segments(op: Op) -> Fact:
-    """Returns the fact of UnsortedSegmentSum, ScatterNd ..., which add rows up by an index."""
+    """Returns the fact of UnsortedSegmentSum, SegmentMax ..., which combine rows by an index."""
     is_tensors, is_segments = op.type.startswith("Tensor"), "Segment" in op.type
     places = (1, 0) if op.type == "ScatterNd" else (2, 1) if is_tensors else (0, 1)
     fact, ids = (op.facts[place] for place in places)
@@ -129,20 +129,13 @@ def add_segments(op: Op) -> Fact:
         return row_by_row(op)
     fact = replace(fact, local=fact.local or ids.local, axis=open_axis(op.output))
     if fact.axis is None:
-        return sum_over_rows(fact)
+        is_sum = not op.type.rstrip("V2").endswith(("Mean", "Max", "Min", "Prod"))
+        return sum_over_rows(fact) if is_sum else op.faulty(fact, f"({op.type}) {MIXES}")
     if is_tensors and fact.axis >= num_scattered_axes(op):
         return fact
     # These are rows of a ragged tensor, chosen rows, or rows scattered to an index per row.
     if None in (fact.each, ids.each) or not is_segments and ids.has_rows:
         return replace(fact, each=1)
-    return op.faulty(fact, f"({op.type}) {MIXES}")
-
-
-def pick_in_segments(op: Op) -> Fact:
-    """Returns the fact of SegmentMean, UnsortedSegmentMax ..., which are no sums."""
-    fact = row_by_row(op)
-    if not op.facts[0].has_rows or None in (op.facts[0].each, op.facts[1].each):
-        return replace(fact, each=1) if fact.has_rows else fact  # rows of a ragged tensor
     return op.faulty(fact, f"({op.type}) {MIXES}")
 
 
@@ -239,9 +232,9 @@ _TABLE: dict[str, Rule] = {
         lambda op: op.faulty(op.facts[0], f"({op.type}) {MIXES}") if op.facts[0].has_rows else (
             row_by_row(op)),
     "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum": multiply_matrices,
-    "UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd": add_segments,
-    "SegmentMean SegmentMax SegmentMaxV2 SegmentMin SegmentMinV2 SegmentProd SegmentProdV2 "
-    "UnsortedSegmentMax UnsortedSegmentMin UnsortedSegmentProd": pick_in_segments,
+    "UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd SegmentMean SegmentMax "
+    "SegmentMaxV2 SegmentMin SegmentMinV2 SegmentProd SegmentProdV2 UnsortedSegmentMax "
+    "UnsortedSegmentMin UnsortedSegmentProd": add_segments,
     "SparseToDense SparseTensorDenseMatMul SparseReduceSum": reduce_sparse,
     # each tower draws its classes: candidates, expected counts of labels and of candidates
     "UniformCandidateSampler LogUniformCandidateSampler FixedUnigramCandidateSampler "
