@@ -1,4 +1,4 @@
-"""Shows a run's lines on a terminal, in a pipe or in a notebook, and writes them to log.txt."""
+"""Shows a run's lines on a terminal or in a pipe, and writes them to log.txt."""
 
 import math
 import os
@@ -47,8 +47,8 @@ class _Colors(RegexHighlighter):
 class Report:
     """Writes colored lines to a terminal or plain lines to a pipe, and all lines to log.txt.
 
-    A terminal and a notebook's cell also have one line that is updated in place. If stdout is
-    closed or the disk is full, the run continues.
+    A terminal also has one line that is updated in place. If stdout is closed or the disk is full,
+    the run continues.
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
@@ -56,8 +56,6 @@ class Report:
         self._prefix = places.prefix(places.here())
         self._log: Path | None = None
         self._live: Live | None = None  # the line that is updated on a terminal
-        self._cell: Any = None  # the line that is updated in a notebook: an IPython handle
-        self._is_cell = type(self._stream).__module__ == "ipykernel.iostream"
         self._console: Console | None = None
         if self._stream is not None and self._stream.isatty():
             console = Console(
@@ -74,16 +72,13 @@ class Report:
     def line(self, text: str) -> None:
         """Shows one line, with paths relative to the directory in which the report was made.
 
-        It stands above the updated line on a terminal, and in its place in a notebook.
+        On a terminal, it stands above the updated line.
         """
         text = self._prefix.sub("", text)
         shown = self._encodable(text)
         with self._stream_may_end():
             if self._console is not None:
                 self._console.print(shown)
-            elif self._cell is not None:
-                self._cell.update({"text/plain": shown}, raw=True)
-                self._cell = None
             elif self._stream is not None:
                 print(shown, file=self._stream, flush=True)
         try:
@@ -115,8 +110,7 @@ class Report:
 
     def is_due(self) -> bool:
         """Returns whether it is time to call `ongoing` again; this call is cheap."""
-        moves = self._console is not None or self._is_cell
-        pause = _SECONDS_BETWEEN_REFRESHES if moves else _SECONDS_BETWEEN_LINES
+        pause = _SECONDS_BETWEEN_LINES if self._console is None else _SECONDS_BETWEEN_REFRESHES
         return time.monotonic() - self._shown_at >= pause
 
     def ongoing(self, line: str) -> None:
@@ -130,18 +124,12 @@ class Report:
                 text = self._console.render_str(self._encodable(line))
                 text.overflow = "crop" if self._console.options.ascii_only else "ellipsis"
                 self._live.update(text, refresh=True)
-        elif self._cell is not None:
-            self._cell.update({"text/plain": line}, raw=True)
-        elif self._is_cell:
-            from IPython.display import display
-
-            self._cell = display({"text/plain": line}, raw=True, display_id=True)
         else:
             self.line(line)
 
     def waiting(self, what: str) -> None:
         """Shows in the updated line that the run waits for `what`; the next `ongoing` is due."""
-        if self._console is not None or self._is_cell:
+        if self._console is not None:
             self.ongoing(f"{what} ...")
             self._shown_at = -math.inf
 
