@@ -255,17 +255,19 @@ def test_its_logs_are_those_of_the_step_and_the_weights_those_without_it():
 def test_a_resumed_fit_goes_on_with_the_epochs_estimates(tmp_path):
     def fit(directory, *callbacks):
         return towers.make_parallel(compiled(), 2, num_towers=3).fit(
-            X, Y, batch_size=10, verbose=0,
-            callbacks=[towers.Resume(directory, every=1), towers.NoiseScale(), *callbacks],
+            X, Y, batch_size=3, verbose=0,
+            callbacks=[towers.Resume(directory, every=1), towers.NoiseScale(every=2), *callbacks],
         ).history["noise_scale"]
 
     with pytest.raises(InterruptedError):
-        fit(tmp_path / "a", Interrupt(2))
+        fit(tmp_path / "a", Interrupt(11))
     (resumed,), (whole,) = fit(tmp_path / "a"), fit(tmp_path / "b")
     assert resumed == whole and np.isfinite(whole)
 
 
 def test_where_towers_have_no_gradients_it_is_refused():
+    with pytest.raises(ValueError, match="every .0. must be an integer of at least 1"):
+        towers.NoiseScale(every=0)
     with pytest.raises(ValueError, match="NoiseScale works only in the fit of a parallel model"):
         compiled().fit(X, Y, verbose=0, callbacks=[towers.NoiseScale()])
     with pytest.raises(ValueError, match="leave towers.NoiseScale.. out"):

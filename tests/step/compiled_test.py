@@ -168,7 +168,7 @@ def regression(num_towers=8, **options):
     model.set_weights([np.full((WIDTH, 1), DISTANCE)])
     return towers.TowerStep(
         model, keras.optimizers.SGD(0.0), "mse", devices=tower_devices(2, "cpu"),
-        num_towers=num_towers, noise_scale=True, **options,
+        num_towers=num_towers, **{"noise_scale": True, **options},
     )
 
 
@@ -189,6 +189,16 @@ def test_it_is_that_of_a_regression_with_a_known_covariance(float64):
     assert np.isnan(float(step.noise.result()))
     with pytest.raises(ValueError, match="noise_scale needs two towers"):
         regression(num_towers=1)
+
+
+def test_the_first_steps_count_and_then_every_kth():
+    step, rng, counts = regression(2, noise_scale=3), np.random.default_rng(1), []
+    for i in range(20):
+        if i == 18:
+            step.reset_metrics()
+        step.train_batch(*regression_batch(rng, 4))
+        counts.append(int(step.noise.count))
+    assert counts == [*range(1, 11), 10, 10, 11, 11, 11, 12, 12, 12, 1, 2]
 
 
 def test_one_tower_one_example_and_gradients_that_are_not_finite_tell_nothing():

@@ -35,7 +35,7 @@ from towers.step.gathering import synchronized_layers
 from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
 from towers.step.metrics import reads_inputs
-from towers.step.noise_scale import NoiseMetric, squared_norm
+from towers.step.noise_scale import EVERY, NoiseMetric, squared_norm
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_stages, make_stages
 from towers.step.strategies import make_strategy
@@ -54,8 +54,6 @@ class Computed(NamedTuple):
     same: dict[int, tf.Tensor]  # tower 0's `Assigned.same`
     predictions: Structure  # the model's outputs for all rows; None if not requested
     finite: tf.Tensor | None  # [T, 1 + V] bool, from `TowerOutput.finite`; None if unchecked
-    norms: Sequence[tf.Tensor] = ()  # for `noise`: T squared norms of the towers' gradients
-    sizes: Sequence[tf.Tensor] = ()  # for `noise`: T numbers of examples
 
 
 class Step:
@@ -67,8 +65,8 @@ class Step:
         num_towers: int | None = None, batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
-        policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
-        own_rows: bool = False, batch_size: int | None = None,
+        policy: Policy | None = None, cluster: Workers | None = None,
+        noise_scale: bool | int = False, own_rows: bool = False, batch_size: int | None = None,
     ) -> None:
         """
         Args:
@@ -104,8 +102,9 @@ class Step:
             cluster: the workers that share the towers. Each makes the same step and passes the same
                 global batches. Default: the workers that the environment names.
             noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
-                which most examples are wasted, estimated over all batches since `reset_metrics`.
-                It needs two towers. The weights keep their bits.
+                which most examples are wasted, estimated since `reset_metrics`. It needs two
+                towers. The weights keep their bits. An integer k measures the first 10 steps, and
+                then every k-th step. True stands for 20.
             own_rows: whether each of several workers passes only its own rows of x, y and
                 sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
                 examples of the worker's towers and for the first example. The other rows may hold
@@ -168,11 +167,12 @@ class Step:
         self.tower = Tower(
             model, loss, loss_weights, synchronized, batch_norm, is_alone=num_towers == 1,
             checked=checked(nonfinite, self.optimizer), jit_compile=self.uses_xla,
-            stages=self.stages, with_norm=noise_scale,
+            stages=self.stages,
         )
         self.trainable_variables = self.tower.trainable
         with tf.device(self.parameter_device):
-            self.noise = NoiseMetric() if noise_scale else None
+            every = EVERY if noise_scale is True else noise_scale
+            self.noise = NoiseMetric(every) if every else None
 
     # The diagram.
 
@@ -186,10 +186,9 @@ class Step:
                 loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
             outputs = self.run_towers("train", shards, loss_scale)              # 2 and 3
             computed = self._add_up(outputs, shards if with_predictions else None)  # 4
-            if self.noise is None:
-                return computed
-            norms = self.exchange.all_gather([output.norm for output in outputs])
-            return computed._replace(norms=norms, sizes=[shard.size for shard in shards])
+            if self.noise is not None:
+                self._measure(self.noise, outputs, computed.tree, shards)
+            return computed
 
     def update(self, computed: Computed) -> tf.Tensor:
         """Updates parameters, optimizer and state (arrow 5); returns the loss."""
@@ -199,10 +198,6 @@ class Step:
             assign_merged(variables, parameters, {})  # the update starts from assigned values
             if parameters:
                 self.strategy.refresh()
-            if self.noise is not None:  # outside of the update, where XLA adds squares slowly
-                sums = add_tree(computed.tree)[1:]
-                norm = squared_norm([join_lookups(g, v.shape) for g, v in zip(sums, variables)])
-                self.noise.update_state(tf.stack(computed.norms), tf.stack(computed.sizes), norm)
             loss, added = self.strategy.update(computed.tree)
             self._assign_state(computed, added)
         return loss
@@ -318,6 +313,26 @@ class Step:
         return loss, [join_lookups(g, v.shape) for g, v in zip(added, self.trainable_variables)]
 
     # Helpers of the arrows.
+
+    def _measure(
+        self, noise: NoiseMetric, outputs: list[TowerOutput], tree: Tree, shards: list[Shard]
+    ) -> None:
+        """Updates the noise scale if it is due, outside of the update: XLA adds squares slowly."""
+        def norm(gradients: Values) -> tf.Tensor:
+            variables = self.trainable_variables
+            return squared_norm([join_lookups(g, v.shape) for g, v in zip(gradients, variables)])
+
+        def own() -> list[tf.Tensor]:
+            return [norm(output.gradients) for output in outputs]
+
+        with tf.device(self.parameter_device):
+            due, gathered = noise.is_due(self.optimizer.iterations), None
+            sizes, zeros = [shard.size for shard in shards], [tf.zeros([])] * len(outputs)
+            if not self.exchange.is_alone:  # no collective belongs into a condition
+                gathered = self.exchange.all_gather(tf.cond(due, own, lambda: zeros))
+            tf.cond(due, lambda: noise.update_state(
+                tf.stack(gathered or own()), tf.stack(sizes), norm(add_tree(tree)[1:])
+            ), lambda: None)
 
     def _broadcast(self, values: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns tower 0's values on the parameter device, given this worker's first tower's."""

@@ -21,7 +21,6 @@ from towers.step.averaging import Values
 from towers.step.calls import TracedTower, trace_tower
 from towers.step.checks import check_open_batch
 from towers.step.errors import are_finite
-from towers.step.noise_scale import squared_norm
 from towers.step.gathering import Sum, gathered_by, refuse, synchronized, warn_of_averages
 from towers.step.lookups import separate_lookups
 from towers.step.loss_kinds import ShardFacts, check_is_number, trackers_kept_out
@@ -54,7 +53,6 @@ class TowerOutput(NamedTuple):
     without_rows: Assigned  # outputs without a batch axis, by their index in `predictions`
     gradients: Values  # V tensors, slices (see `lookups`) or None
     finite: tf.Tensor | None  # [1 + V] bool: are loss and gradients finite? None if unchecked
-    norm: tf.Tensor | None = None  # the gradients' squared norm, scalar float32, if requested
 
 
 # The specs of a method's arguments after the TowerInput.
@@ -79,16 +77,15 @@ class Tower:
         self, model: keras.Model, loss: Any, loss_weights: Any,
         synchronized_layers: Sequence[keras.layers.Layer], batch_norm: str | None, *,
         is_alone: bool, checked: Sequence[str], jit_compile: bool | str,
-        stages: Stages | None, with_norm: bool,
+        stages: Stages | None,
     ) -> None:
         """
         synchronized_layers: BatchNormalization layers with one mean over all towers.
         is_alone: whether there is only one tower, whose values need no merging.
         checked: the results to check for NaN and infinity: "loss", "gradients".
         jit_compile: True, False or `xla.FIXED_SHAPES`.
-        with_norm: whether `train` returns the squared norm of the gradients.
         """
-        self._model, self._stages, self._with_norm = model, stages, with_norm
+        self._model, self._stages = model, stages
         self.trainable = list(model.trainable_variables)
         self.state = list(model.non_trainable_variables)
         self.num_listed = len(self.state)
@@ -117,14 +114,12 @@ class Tower:
             if isinstance(gradient, tf.Tensor):  # a masked recurrent layer's has an unknown shape
                 gradient.set_shape(parameter.shape)
         keep_biases_apart(loss.graph)
-        finite = norm = None
+        finite = None
         if self._checked:
             finite = are_finite(loss, gradients if "gradients" in self._checked else [])
-        if self._with_norm:
-            norm = squared_norm(gradients, for_xla=bool(self._jit_compile))
         if not self._is_alone:
             gradients = [separate_lookups(each, facts) for each in gradients]
-        return output._replace(gradients=list(gradients), finite=finite, norm=norm)
+        return output._replace(gradients=list(gradients), finite=finite)
 
     def test(self, inputs: TowerInput, shares: Shares) -> TowerOutput:
         """Runs the forward pass and computes the loss on one shard, in inference mode."""
