@@ -244,8 +244,7 @@ def test_the_table_lines_up_and_adds_up():
     ]
 
 
-def test_a_stage_holds_what_its_backward_pass_reads_and_sends_what_is_cut():
-    """Of 8 examples in 4 towers: a tower has 2 of them, of 4 bytes a number."""
+def test_the_stages_have_their_devices_layers_and_bytes_of_parameters():
     x = keras.Input((4,))
     first = L.Dense(5, name="first")(x)
     second = L.Dense(6, name="second", activation="tanh")(first)
@@ -254,19 +253,12 @@ def test_a_stage_holds_what_its_backward_pass_reads_and_sends_what_is_cut():
         model, "sgd", "mse", devices=[f"/cpu:{i}" for i in range(6)], num_towers=4,
         gpus_per_tower=3, stages=["second", "both"], policy=GPU,
     )
-    batch = tf.TensorSpec([None, 4]), tf.TensorSpec([None, 7])
-    lines = [re.split(r" {2,}", line) for line in plan.stage_table(step, 8, batch)]
-    _, on, parameters, held, most_towers, later, back, layers = zip(*lines[1:])
+    lines = [re.split(r" {2,}", line) for line in plan.stage_table(step)]
+    _, on, parameters, most_towers, layers = zip(*lines[1:])
     assert on == ("/cpu:0, /cpu:3", "/cpu:1, /cpu:4", "/cpu:2, /cpu:5")
     assert parameters == ("100 bytes", "144 bytes", "336 bytes")  # 5 x 5, 6 x 6, 12 x 7 numbers
     assert most_towers == ("2", "2", "1")
     assert layers == ("first", "second", "both ... third (2)")
-    # first's output goes to second and third; second's to third
-    for found, expected in (later, [2 * 40, 48, 0]), (back, [0, 40, 88]):
-        sizes = [int(cell.split()[0].replace("-", "0")) for cell in found]
-        for found_size, size in zip(sizes, expected, strict=True):
-            assert 0 <= found_size - size <= 16  # of arrays, and their number
-    assert int(held[1].split()[0]) >= 48 and held[2] == "-"
 
 
 # Where a step's time goes: steps made of pauses, and one real run

@@ -98,7 +98,7 @@ def show_plan(run: Run, out: Report) -> None:
     """Prints --plan: the transfers of a step, counted as on GPUs, or its stages."""
     spec, step = ordered_batches(run.train, run.batch_size).element_spec, run.step
     if step.stages:
-        lines = plan.stage_table(step, run.batch_size, spec)
+        lines = plan.stage_table(step)
     elif step.policy.shares_memory:
         lines = plan.table(plan.traffic(run.make_step(policy=GPU), run.batch_size, spec))
         lines.append("Counted as on GPUs: logical CPU devices share one memory.")

@@ -1,12 +1,10 @@
-"""Counts for --plan, from the graphs, the bytes that a step moves and that its stages hold.
+"""Counts for --plan, from the graph, the bytes that a step moves, and describes its stages.
 
     parameter device     --- parameters, state, shards --->   towers' devices
                          <-- sums of gradients, state, predictions ---
-
-    stage 0   --- outputs that later stages read --->   stage 1
-              <-- gradients of these outputs ---
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -107,46 +105,25 @@ def table(rows: dict[str, Traffic]) -> list[str]:
     return [*_aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
 
 
-def stage_table(step: TowerStep, batch_size: int, batch: Any) -> list[str]:
-    """Returns the stages of a step as lines of aligned columns; `batch` is as for `traffic`.
+def stage_table(step: TowerStep) -> list[str]:
+    """Returns the stages of a step as lines of aligned columns.
 
-    Bytes that depend on examples are for a tower with the largest shard:
-
-        parameters        a device of the stage receives them each step, and sends their gradients
-        held by a tower   tensors from its forward to its backward pass; none in the last stage
-        to later stages   outputs of the stage; "back": gradients for the earlier stages
+        parameters      a device of the stage receives them each step, and sends their gradients
+        towers at most  between their forward and backward passes in the stage, at the same time
     """
     assert step.stages is not None
-    tower, _ = step.tower.trace("train", keras.utils.unpack_x_y_sample_weight(batch))
-    num_stages, rows = step.stages.num_stages, shard_sizes(batch_size, step.num_towers)[0]
-    made_at = {name: at for at, segment in tower.segments.items() for name in segment.outputs}
-    reads = {at: set(segment.inputs) & set(made_at) for at, segment in tower.segments.items()}
+    num_stages, variables = step.stages.num_stages, step.trainable_variables
     parameters = [0] * num_stages
-    variables = step.trainable_variables
     for variable, stage in zip(variables, step.stages.of(variables), strict=True):
         parameters[stage] += _num_bytes(variable.value)
     towers = max(step.tower_devices.count(first) for first in step.stages.groups)
-
-    def size(names: set[str]) -> int:
-        return sum(_num_bytes(tower.function.graph.get_tensor_by_name(n), rows) for n in names)
-
-    def sent(level: int, to: range) -> int:
-        own = {name for name, at in made_at.items() if at == level}
-        return sum(size(own & reads.get(other, set())) for other in to)
-
-    cells = [["stage", "on", "parameters", "held by a tower", "towers at most", "to later stages",
-              "back", "layers"]]
-    last = 2 * (num_stages - 1)
+    cells = [["stage", "on", "parameters", "towers at most", "layers"]]
     for stage, layers in enumerate(step.stages.names):
-        held = size({n for n in reads.get(last - stage, ()) if made_at[n] < num_stages})
         cells.append([
             str(stage),
             ", ".join(group[stage] for group in step.stages.groups.values()),
             filesize.decimal(parameters[stage]),
-            "-" if stage == num_stages - 1 else filesize.decimal(held),
             str(min(towers, num_stages - stage) if step.policy.take_turns else towers),
-            _moved(sent(stage, range(stage + 1, num_stages))),
-            _moved(sent(last - stage, range(last - stage + 1, last + 1))),
             f"{layers[0]} ... {layers[-1]} ({len(layers)})" if len(layers) > 1 else layers[0],
         ])
     return _aligned(cells)
@@ -169,11 +146,8 @@ def _moved(count: int) -> str:
     return filesize.decimal(count) if count else "-"
 
 
-def _num_bytes(tensor: tf.Tensor, rows: int = 1) -> int:
-    """Returns a tensor's bytes; an unknown first axis counts as `rows`, any other one as 1."""
-    if tensor.dtype in (tf.resource, tf.variant):  # a loop's list, whose contents are not known
+def _num_bytes(tensor: tf.Tensor) -> int:
+    """Returns a tensor's bytes; an unknown axis counts as 1. A loop's list, of any size, has 0."""
+    if tensor.dtype in (tf.resource, tf.variant):
         return 0
-    size: int = tensor.dtype.size
-    for axis, length in enumerate(tensor.shape if tensor.shape.rank else []):
-        size *= length or (1 if axis else rows)
-    return size
+    return int(tensor.dtype.size * math.prod(n or 1 for n in tensor.shape or ()))
