@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from towers.machine.devices import GPU, tower_devices
-from towers.step import compiled
+from towers.step import compiled, noise_scale
 from towers.step.metrics import BatchMetrics, make_metrics
 from towers.step.noise_scale import NoiseMetric, squared_norm
 
@@ -191,8 +191,9 @@ def test_it_is_that_of_a_regression_with_a_known_covariance(float64):
         regression(num_towers=1)
 
 
-def test_the_first_steps_count_and_then_every_kth():
-    step, rng, counts = regression(2, noise_scale=3), np.random.default_rng(1), []
+def test_the_first_steps_count_and_then_every_kth(monkeypatch):
+    monkeypatch.setattr(noise_scale, "EVERY", 3)
+    step, rng, counts = regression(2), np.random.default_rng(1), []
     for i in range(20):
         if i == 18:
             step.reset_metrics()

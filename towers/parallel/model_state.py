@@ -39,7 +39,7 @@ class Towers:
     own_rows: bool = False
     workers: Workers = field(default_factory=join_workers)
     jit_compile: str = COMPILED  # or "auto"; COMPILED follows the model's `compile`
-    noise_scale: int = 0  # `every` of NoiseScale in `fit`; 0: the logs have no noise scale
+    noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     full_batch: FullBatch = field(default_factory=FullBatch)  # `step` has it, too
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
     custom_steps: dict[str, CustomStep] = field(default_factory=dict)  # by "train", "test", ...

@@ -4,7 +4,6 @@ from typing import Any
 
 from towers.parallel.model_state import STATE
 from towers.resume.resume import FitOption
-from towers.step.noise_scale import EVERY
 
 
 class NoiseScale(FitOption):
@@ -21,24 +20,14 @@ class NoiseScale(FitOption):
     learns. Source: McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv
     1812.06162, 2018.
 
-    Towers compute it from the gradients that they have, averaged over steps of an epoch. The
-    weights keep their bits. It is infinite if an epoch has too few steps to tell the gradient from
-    its noise.
-
-    Args:
-        every: the number of steps from one measurement to the next, after the first 10 steps of
-            each epoch, which are all measured. Measuring takes up to a tenth of a step.
+    Towers compute it from the gradients that they have, averaged over the first 10 steps of an
+    epoch and every 20th step after them. The weights keep their bits. It is infinite if an epoch
+    has too few steps to tell the gradient from its noise.
 
     Raises:
         ValueError: in `fit`, the model is not parallel, has one tower, has a custom `train_step`,
             or has a loss that needs the rows of all towers.
     """
-
-    def __init__(self, every: int = EVERY) -> None:
-        super().__init__()
-        if type(every) is not int or every < 1:
-            raise ValueError(f"every ({every!r}) must be an integer of at least 1.")
-        self.every = every
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises ValueError if no parallel model's `fit` computes the noise scale."""

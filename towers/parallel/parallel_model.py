@@ -191,8 +191,7 @@ class ParallelModel(keras.Model):
             fit = with_fresh_copies(fit, towers)
         callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # 6th argument
         resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
-        measures = only_one(NoiseScale, callbacks)
-        noise_scale = measures.every if measures else 0
+        noise_scale = only_one(NoiseScale, callbacks) is not None
         if noise_scale != towers.noise_scale:
             towers.noise_scale = noise_scale
             forget_functions(self)

@@ -22,21 +22,20 @@ import tensorflow as tf
 
 from towers.step.averaging import Values
 
-EVERY = 20  # the default number of steps from one measurement to the next
+EVERY = 20  # the number of steps from one measurement to the next
 _FIRST = 10  # the number of steps that are measured at first, for short epochs
 
 
 class NoiseMetric(keras.metrics.Metric):
-    """Averages tr(S) and |G|^2 over the first 10 steps and then over every `every`th step.
+    """Averages tr(S) and |G|^2 over the first 10 steps and then over every 20th step.
 
     `result` is B_simple, in examples. It is NaN if no such step had two shards with examples, and
     infinite if the average of |G|^2 is not positive: there were too few steps to tell the gradient
     from its noise.
     """
 
-    def __init__(self, every: int = EVERY) -> None:
+    def __init__(self) -> None:
         super().__init__(name="noise_scale", dtype="float64")
-        self.every = every
         self.trace = self.add_variable((), "zeros", name="trace")
         self.square = self.add_variable((), "zeros", name="square")
         self.count = self.add_variable((), "zeros", name="count")
@@ -44,7 +43,7 @@ class NoiseMetric(keras.metrics.Metric):
     def is_due(self, num_updates: Any) -> tf.Tensor:
         """Returns whether the next step counts, given the number of updates since the beginning."""
         # Both numbers are in a checkpoint, so that a resumed run measures the same steps.
-        is_nth = tf.equal(tf.convert_to_tensor(num_updates) % self.every, 0)
+        is_nth = tf.equal(tf.convert_to_tensor(num_updates) % EVERY, 0)
         return (self.count < _FIRST) | is_nth
 
     def update_state(self, shards: tf.Tensor, sizes: tf.Tensor, batch: tf.Tensor) -> None:

@@ -35,7 +35,7 @@ from towers.step.gathering import synchronized_layers
 from towers.step.lookups import join_lookups
 from towers.step.losses import Shares, tower_shares
 from towers.step.metrics import reads_inputs
-from towers.step.noise_scale import EVERY, NoiseMetric, squared_norm
+from towers.step.noise_scale import NoiseMetric, squared_norm
 from towers.step.sharding import BatchValues, Placed, Shard
 from towers.step.stages import check_stages, make_stages
 from towers.step.strategies import make_strategy
@@ -65,8 +65,8 @@ class Step:
         num_towers: int | None = None, batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
-        policy: Policy | None = None, cluster: Workers | None = None,
-        noise_scale: bool | int = False, own_rows: bool = False, batch_size: int | None = None,
+        policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
+        own_rows: bool = False, batch_size: int | None = None,
     ) -> None:
         """
         Args:
@@ -103,8 +103,8 @@ class Step:
                 global batches. Default: the workers that the environment names.
             noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
                 which most examples are wasted, estimated since `reset_metrics`. It needs two
-                towers. The weights keep their bits. An integer k measures the first 10 steps, and
-                then every k-th step. True stands for 20.
+                towers. The weights keep their bits. The first 10 steps are measured, and then
+                every 20th step.
             own_rows: whether each of several workers passes only its own rows of x, y and
                 sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
                 examples of the worker's towers and for the first example. The other rows may hold
@@ -171,8 +171,7 @@ class Step:
         )
         self.trainable_variables = self.tower.trainable
         with tf.device(self.parameter_device):
-            every = EVERY if noise_scale is True else noise_scale
-            self.noise = NoiseMetric(every) if every else None
+            self.noise = NoiseMetric() if noise_scale else None
 
     # The diagram.
 

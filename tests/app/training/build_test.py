@@ -24,6 +24,7 @@ from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.run_dir import LOG
 from towers.resume.train_state import TrainState
+from towers.step.xla import FullBatch
 from towers.workers.cluster import ALONE, Cluster
 
 config = partial(run_test.config, device="cpu")  # 50 examples to train on, 20 to test
@@ -126,6 +127,10 @@ def save(run, directory, state):
     checkpointer.save_first(state)
 
 
+def full_batch(run):
+    return int(run.step.full_batch.sizes["train"])
+
+
 def test_the_newest_checkpoint_is_put_in_place(run, directory):
     kernel = run.step.model.trainable_variables[0]
     save(run, directory, TrainState(step=3, epoch_step=3))
@@ -135,6 +140,21 @@ def test_the_newest_checkpoint_is_put_in_place(run, directory):
     path, _, damaged = checkpointer.found
     assert (path.name, state.step, damaged) == ("epoch-0-step-3", 3, [])
     np.testing.assert_array_equal(kernel.numpy(), before)
+
+
+def test_a_run_of_an_older_version_still_compiles_every_size(run, directory):
+    save(run, directory, TrainState())
+    assert full_batch(run) > 0
+    path = directory / run_dir.CHECKPOINTS / "epoch-0-step-0"
+    state, arrays = checkpoints.read(path)
+    del state["full batch"]
+    checkpoints.write(path.with_name("epoch-0-step-1"), checkpoints.Checkpoint(state, arrays))
+    for step in 2, 3:  # also once it has gone on
+        state, checkpointer = loaded(run, directory)
+        assert full_batch(run) == FullBatch.EVERY
+        state.step = step
+        checkpointer.save(state)
+        assert checkpointer.wait()
 
 
 @pytest.mark.parametrize("field, value, words", [

@@ -44,9 +44,7 @@ def load(
         ValueError: the name is unknown, data_dir, features or image_size has no effect with it, or
             the data cannot be read or are wrong.
     """
-    loader = _LOADERS.get(name)
-    if ":" in name:
-        loader = partial(user.load, name)
+    loader = partial(user.load, name) if ":" in name else _LOADERS.get(name)
     if loader is None:
         raise named.unknown_name(name, "dataset", NAMES)
     taken = inspect.signature(loader).parameters

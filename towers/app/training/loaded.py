@@ -15,6 +15,9 @@ from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.snapshot import OPTIONS, variables_of
 from towers.resume.train_state import TrainState
+from towers.step.xla import FullBatch
+
+_FULL_BATCH = "full batch"  # in a checkpoint's state
 
 
 def load_newest(
@@ -31,7 +34,11 @@ def load_newest(
             another configuration, or a start from step 0 would replace results.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
-    held = {"config": config, "data": data, OPTIONS: options}
+    full_sizes = run.step.full_batch.sizes
+    held = {
+        "config": config, "data": data, OPTIONS: options,
+        _FULL_BATCH: lambda _: int(full_sizes["train"].numpy()),
+    }
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume, directory = run.config.resume is not None, checkpointer.directory
     if resume and run.workers.is_chief:
@@ -60,6 +67,8 @@ def load_newest(
                     "start a new run."
                 )
         train_state = TrainState.from_json(state["position"])
+        for size in full_sizes.values():  # older versions compile the shards of every batch
+            size.assign(state.get(_FULL_BATCH, FullBatch.EVERY))
         # A row also holds the epoch's number, seconds and speed.
         if any(len(row) - len(run.columns) not in (3, 4) for row in train_state.results):
             raise ValueError(
