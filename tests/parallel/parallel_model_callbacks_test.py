@@ -242,7 +242,9 @@ def test_its_logs_are_those_of_the_step_and_the_weights_those_without_it():
                            **options).history
     assert list(history) == ["accuracy", "loss", "noise_scale", "val_accuracy", "val_loss"]
     assert towers.digest(measured) == towers.digest(plain)
-    step = towers.TowerStep(own, devices=tower_devices(2, "cpu"), num_towers=3, noise_scale=True)
+    scaled = keras.optimizers.LossScaleOptimizer(own.optimizer, dynamic_growth_steps=1)
+    step = towers.TowerStep(
+        own, scaled, devices=tower_devices(2, "cpu"), num_towers=3, noise_scale=True)
     for expected in history["noise_scale"]:
         step.reset_metrics()
         for i in range(0, 44, 20):

@@ -75,6 +75,16 @@ def test_shards_of_a_full_batch_run_compiled(size, shards, compiled):
     assert [bool(v) for v in xla.FullBatch(size).compiled("train", shards)] == compiled
 
 
+def test_a_callback_that_evaluates_keeps_the_full_batch_of_an_evaluation_around_it():
+    full = xla.FullBatch()
+    with full.first_of("test"):
+        full.compiled("test", [tf.constant(4)])
+        with full.first_of("test"):
+            full.compiled("test", [tf.constant(7)])
+        assert int(full.sizes["test"]) == 4
+    assert int(full.sizes["test"]) == full.EVERY
+
+
 def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled():
     model = recurrent(L.GRU(4, return_sequences=True), L.BatchNormalization(), L.GRU(3))
     given = (model, ["/cpu:0"], "auto", 2, "mse")

@@ -186,7 +186,7 @@ class Step:
             outputs = self.run_towers("train", shards, loss_scale)              # 2 and 3
             computed = self._add_up(outputs, shards if with_predictions else None)  # 4
             if self.noise is not None:
-                self._measure(self.noise, outputs, computed.tree, shards)
+                self._measure(self.noise, outputs, computed.tree, shards, loss_scale)
             return computed
 
     def update(self, computed: Computed) -> tf.Tensor:
@@ -314,23 +314,23 @@ class Step:
     # Helpers of the arrows.
 
     def _measure(
-        self, noise: NoiseMetric, outputs: list[TowerOutput], tree: Tree, shards: list[Shard]
+        self, noise: NoiseMetric, outputs: list[TowerOutput], tree: Tree, shards: list[Shard],
+        loss_scale: tf.Tensor,
     ) -> None:
         """Updates the noise scale if it is due, outside of the update: XLA adds squares slowly."""
-        def norm(gradients: Values) -> tf.Tensor:
-            variables = self.trainable_variables
-            return squared_norm([join_lookups(g, v.shape) for g, v in zip(gradients, variables)])
-
-        def own() -> list[tf.Tensor]:
-            return [norm(output.gradients) for output in outputs]
+        def norms(values: Sequence[Values]) -> list[tf.Tensor]:
+            shapes = [variable.shape for variable in self.trainable_variables]
+            dense = [[*map(join_lookups, gradients, shapes)] for gradients in values]
+            return [squared_norm(gradients) / loss_scale**2 for gradients in dense]
 
         with tf.device(self.parameter_device):
             due, gathered = noise.is_due(self.optimizer.iterations), None
+            own = functools.partial(norms, [output.gradients for output in outputs])
             sizes, zeros = [shard.size for shard in shards], [tf.zeros([])] * len(outputs)
             if not self.exchange.is_alone:  # no collective belongs into a condition
                 gathered = self.exchange.all_gather(tf.cond(due, own, lambda: zeros))
             tf.cond(due, lambda: noise.update_state(
-                tf.stack(gathered or own()), tf.stack(sizes), norm(add_tree(tree)[1:])
+                tf.stack(gathered or own()), tf.stack(sizes), *norms([add_tree(tree)[1:]])
             ), lambda: None)
 
     def _broadcast(self, values: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:

@@ -115,12 +115,13 @@ class FullBatch:
 
     @contextmanager
     def first_of(self, name: str) -> Iterator[None]:
-        """Inside the context, the first batch is a full one."""
+        """Inside the context, the first batch is a full one. Contexts may be nested."""
+        before = self.sizes[name].numpy()
         self.sizes[name].assign(self.FIRST)
         try:
             yield
         finally:
-            self.sizes[name].assign(self.EVERY)
+            self.sizes[name].assign(before)
 
     def compiled(self, name: str, shard_sizes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns whether each shard runs compiled: T bools, given T numbers of examples."""
