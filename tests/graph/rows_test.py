@@ -44,6 +44,16 @@ def summed(body):
         lambda i, total: i < 3, lambda i, total: (i + 1, body(total, x)), [0, 0.0])[1]
 
 
+def each_row(make, x):
+    """Returns make(i, total)[1] for each row; its first result is the next row's total."""
+    def body(i, total, results):
+        total, result = make(i, total)
+        return i + 1, total, results.write(i, result)
+
+    start = 0, tf.zeros([3]), tf.TensorArray(tf.float32, tf.shape(x)[0], element_shape=[])
+    return tf.while_loop(lambda i, *_: i < tf.shape(x)[0], body, start)[2].stack()
+
+
 MEANS = [
     # along axes
     tf.reduce_mean,
@@ -97,6 +107,9 @@ MEANS = [
     lambda x: 2 * tf.function(lambda v: tf.reduce_mean(v**2))(x),
     lambda x: tf.cond(tf.random.uniform([]) > 0.5, lambda: tf.reduce_mean(x), lambda: 0.0),
     lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(row**2), x)),
+    lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.cond(
+        row[0] > 0, lambda: tf.reduce_max(row), lambda: tf.reduce_mean(tf.nn.softmax(row))), x)),
+    lambda x: tf.reduce_mean(each_row(lambda i, total: (total, tf.norm(x[i])), x)),
     lambda x: tf.reduce_mean(tf.vectorized_map(lambda row: tf.reduce_sum(2 * row), x)),
     lambda x: tf.reduce_mean(tf.scan(lambda a, b: 0.5 * a + b, tf.transpose(x))[-1]),
     summed(lambda total, x: total + tf.reduce_mean(x)),
@@ -193,6 +206,11 @@ FAULTS = [  # by words of what the walk says
         lambda i, v: i < 3, lambda i, v: (i + 1, v - tf.reduce_mean(v)), [0, x])[1])),
     ("takes Max", lambda x: tf.reduce_mean(tf.while_loop(
         lambda v: tf.reduce_max(v) > 1, lambda v: [v / 2], [x])[0])),
+    ("compares", lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(row * x), x))),
+    ("compares", lambda x: tf.reduce_mean(tf.map_fn(lambda row: row - tf.reduce_mean(x, 0), x))),
+    ("(Softmax)", lambda x: tf.reduce_mean(tf.map_fn(tf.nn.softmax, tf.transpose(x)) ** 2)),
+    ("one value", lambda x: tf.reduce_mean(each_row(
+        lambda i, total: (total + x[i], tf.norm(total)), x))),
     ("(tf.cond) decides", lambda x: tf.switch_case(
         tf.cast(tf.reduce_mean(x), tf.int32), [lambda: tf.reduce_mean(x), lambda: 0.0])),
     ("values choose", lambda x: tf.reduce_mean(tf.gather_nd(x, tf.where(x > 0)))),

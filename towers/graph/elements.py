@@ -110,7 +110,7 @@ def fill_like(op: Op) -> Fact:
 def identity(op: Op) -> Fact:
     """Returns the fact of Identity or a similar operation, which may make an unknown rank known."""
     fact = op.facts[0]
-    if fact.axis != UNKNOWN or op.output.shape.rank is None:
+    if fact.axis != UNKNOWN or op.output.shape.rank is None or op.output.dtype == tf.variant:
         return fact
     fact = replace(fact, axis=open_axis(op.output))
     return fact if fact.has_rows else op.faulty(fact, OPAQUE)
@@ -254,7 +254,15 @@ def take_slice(op: Op) -> Fact:
     is_half = is_start or isinstance(begin, Fact) and begin.degree == 1
     if axis is not None and fact.each != 1 and is_plain and is_half and ends:
         return replace(fact, axis=axis, each=0)
-    return op.faulty(replace(fact, axis=axis), _PLACE)
+    is_counted = is_index and _is_of_loop(op.inputs[1])
+    return op.faulty(replace(fact, axis=axis), OPAQUE if is_counted else _PLACE)
+
+
+def _is_of_loop(index: tf.Tensor) -> bool:
+    """Whether an index is a variable of the loop that is traced, which may take all rows."""
+    while index.op.type in ("Cast", "Identity", "Pack"):
+        index = index.op.inputs[0]
+    return index.op.type in ("Placeholder", "TensorListGetItem")
 
 
 def gather(op: Op) -> Fact:
@@ -283,7 +291,8 @@ def gather(op: Op) -> Fact:
         return replace(values, axis=axis)
     if indices.each is None:  # boolean_mask
         return replace(values, each=None)
-    return op.faulty(replace(values, axis=open_axis(op.output)), f"(tf.gather) {MIXES}")
+    what = OPAQUE if _is_of_loop(op.inputs[1]) else f"(tf.gather) {MIXES}"
+    return op.faulty(replace(values, axis=open_axis(op.output)), what)
 
 
 def overwrite(op: Op) -> Fact:

@@ -111,8 +111,9 @@ def sum_over_rows(fact: Fact) -> Fact:
 
 
 def first_fault(facts: Sequence[Fact]) -> Fault | None:
-    """Returns the fault of the first fact that has one, or None."""
-    return next((fact.fault for fact in facts if fact.fault), None)
+    """Returns the first fault, or None. One that a loop over rows may forgive comes last."""
+    found = [fact.fault for fact in facts if fact.fault]
+    return min(found, key=lambda fault: fault.what == OPAQUE, default=None)
 
 
 def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:
@@ -168,9 +169,13 @@ class Op:
         rows = [fact for fact in facts if fact.has_rows]
         each = {fact.each for fact in rows} or {1}
         known = max((e for e in each if e is not None), default=None)
+        fault = first_fault(facts)
+        if fault and fault.what == OPAQUE and any(  # one row, with others or with their mean
+                f.local and not f.fault and f.axis != UNKNOWN for f in facts):
+            fault = Fault(self.operation, COMPARES)
         result = Fact(
             axis=rows[0].axis if rows else None, local=any(fact.local for fact in facts),
-            each=1 if 1 in each else known, fault=first_fault(facts),
+            each=1 if 1 in each else known, fault=fault,
         )
         has_both = rows and any(fact.is_value for fact in facts)
         return self.faulty(result, EACH_ROW) if has_both else result

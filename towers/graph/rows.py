@@ -19,7 +19,7 @@ from towers.machine.tensorflow_internals import called_graphs
 from towers.machine.user_lines import line_of
 from towers.graph.elements import row_by_row
 from towers.graph.facts import (
-    COUNT, ONE_LENGTH, OPAQUE, ROWS, SHARED, UNEVEN, UNKNOWN, Fact, Fault, Op, first_fault,
+    COUNT, ONE_LENGTH, OPAQUE, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault,
     open_axis, sizes,
 )
 from towers.graph.rules import forgive, infer, with_padding
@@ -145,10 +145,6 @@ def _row_by_row(op: Op) -> list[Fact]:
     return [row_by_row(op, output) for output in op.operation.outputs]
 
 
-def _call(op: Op) -> list[Fact]:
-    return (_returned(op, "f", op.facts) or [_row_by_row(op)])[0]
-
-
 def _decide(*names: str) -> Callable[[Op], list[Fact]]:
     """Returns the rule of a tf.cond, or a tf.switch_case, whose results come from one branch."""
 
@@ -161,6 +157,8 @@ def _decide(*names: str) -> Callable[[Op], list[Fact]]:
         ] or _row_by_row(op)
         if condition.local:
             what = "(tf.cond) decides by a value that is made of all rows of the batch"
+            if condition.fault and condition.fault.what == OPAQUE:  # by one row, in a loop
+                what = OPAQUE
             return [op.faulty(fact, what) for fact in found]
         is_even = condition.degree == 0
         return [fact if is_even or not fact.local else op.faulty(fact, *UNEVEN) for fact in found]
@@ -174,25 +172,30 @@ _MOST_ROUNDS = 4  # of a loop's body, until the facts of its variables stay the 
 def _loop(op: Op) -> list[Fact]:
     """Returns the facts of a loop; follows its condition and its body.
 
-    Lists (axis UNKNOWN) and their items (OPAQUE) count as rows.
+    Lists count as rows. So does one row (OPAQUE) that a round takes, if it meets no other row.
     """
     rough = [
         SHARED if not output.dtype.is_floating and open_axis(output) is None
         and output.dtype != tf.variant else fact
         for output, fact in zip(op.operation.outputs, _row_by_row(op))
     ]
-    before = op.facts
+    before, graphs = op.facts, called_graphs(op.operation, "body")
     for _ in range(_MOST_ROUNDS):
-        for (goes_on,) in _returned(op, "cond", before):
-            if goes_on.fault:
-                return [replace(f, fault=f.fault or goes_on.fault) if f.local else f for f in rough]
+        faults = [goes_on.fault for (goes_on,) in _returned(op, "cond", before)]
+        faults += [  # of a variable that takes a row's value to the next row
+            new.fault for old, new, output in zip(op.facts, before, op.operation.outputs)
+            if new.fault and new.fault.what == OPAQUE and new.fault.operation.graph in graphs
+            and not old.fault and output.dtype != tf.variant
+        ]
+        for fault in filter(None, faults):
+            return [replace(f, fault=f.fault or fault) if f.local else f for f in rough]
         for after in _returned(op, "body", before):
             merged = [_merge(*pair) for pair in zip(before, after)]
             if merged == before:
                 return [
                     b if known.fault and a == b else known
-                    if known.fault or known.axis == UNKNOWN or not b.fault
-                    or b.fault.what == OPAQUE else replace(known, fault=b.fault)
+                    if known.fault or not b.fault or b.fault.what == OPAQUE
+                    else replace(known, fault=b.fault)
                     for a, b, known in zip(before, after, rough)
                 ]
             before = merged
@@ -206,7 +209,10 @@ def _merge(before: Fact, after: Fact) -> Fact:
 
 
 _CALLS: dict[str, Callable[[Op], list[Fact]]] = {
-    "PartitionedCall": _call, "StatefulPartitionedCall": _call,
+    **dict.fromkeys(
+        ("PartitionedCall", "StatefulPartitionedCall"),
+        lambda op: (_returned(op, "f", op.facts) or [_row_by_row(op)])[0],
+    ),
     **dict.fromkeys(("If", "StatelessIf"), _decide("then_branch", "else_branch")),
     **dict.fromkeys(("Case", "StatelessCase"), _decide("branches")),
     "While": _loop, "StatelessWhile": _loop,

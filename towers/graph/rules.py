@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.graph import elements
 from towers.graph.elements import align, num_scattered_axes, row_by_row
 from towers.graph.facts import (
-    CHOSEN, COMPARES, COUNT, EACH_ROW, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op,
+    CHOSEN, COMPARES, COUNT, EACH_ROW, MASKED, MIXES, ONE_LENGTH, OPAQUE, SHARED, UNKNOWN, Fact, Op,
     has_open_rows, open_axis, sum_over_rows,
 )
 from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
@@ -197,7 +197,11 @@ _TABLE: dict[str, Rule] = {
     "BroadcastTo Tile Fill": elements.broadcast,
     "Cast": lambda op: op.nonlinear(op.facts[0]) if (  # it rounds
         op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating) else op.facts[0],
-    "RaggedTensorToVariant": lambda op: replace(row_by_row(op), each=1),  # one row per example
+    "RaggedTensorToVariant": lambda op: replace(op.combine(op.facts), each=1),  # a row per example
+    # A list of rows has the axis 0. An item is one row, in a loop over the rows.
+    "TensorListFromTensor": lambda op: op.facts[0] if op.facts[0].axis == 0 else row_by_row(op),
+    "TensorListGetItem": lambda op: op.faulty(replace(op.facts[0], axis=None), OPAQUE) if (
+        op.facts[0].axis == 0) else row_by_row(op),
     "StridedSlice Slice": elements.take_slice,
     "GatherV2": elements.gather,
     "GatherNd": lambda op: replace(row_by_row(op), each=op.facts[1].each),

@@ -179,20 +179,17 @@ class WorkersExchange(Exchange):
         y, sample_weight = tf.nest.pack_sequence_as(batch[1:], joined)
         return batch[0], y, sample_weight
 
-    def _add(self, received: tf.Tensor) -> tf.Tensor:
-        """Returns the sum over all towers of K subtree sums of each worker, [W, K, ...]."""
-        sums = {
-            towers: received[worker, i]
-            for worker, own in enumerate(self._subtrees) for i, towers in enumerate(own)
-        }
-        return add_subtrees(sums, range(self._num_towers))
-
     def _add_vectors(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of all workers' vectors [a multiple of W], one for each own subtree."""
         padded = tf.pad(tf.stack(values), [[0, self._most - len(values)], [0, 0]])
         slices = tf.reshape(padded, [self._most, self._num_workers, -1])
         received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
-        return tf.reshape(self._collectives.all_gather(self._add(received)), [-1])
+        sums = {
+            towers: received[worker, i]
+            for worker, own in enumerate(self._subtrees) for i, towers in enumerate(own)
+        }
+        added = add_subtrees(sums, range(self._num_towers))
+        return tf.reshape(self._collectives.all_gather(added), [-1])
 
     def _add_open(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of all workers' tensors, whose shape is known when the step runs."""

@@ -42,7 +42,8 @@ class BatchMetrics:
         None if `need_predictions` is false.
         """
         with tf.device(self._device):
-            logs = update_metrics(self.model, loss, x, y, predictions, sample_weight)
+            loss_tracker(self.model).update_state(loss, sample_weight=batch_size(x))
+            logs = self.model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
             if not self._adds_loss:
                 return logs
             return {"loss": loss_tracker(self.model).result(), **logs}
@@ -108,14 +109,6 @@ def track_losses(
         call_compute_loss(model, x, y, y_pred, sample_weight, training)
     elif tracks_outputs(model, y_pred):
         loss_internals.track_output_losses(model, y, y_pred, sample_weight)
-
-
-def update_metrics(
-    model: keras.Model, loss: tf.Tensor, x: Any, y: Any, y_pred: Any, sample_weight: Any
-) -> dict[str, tf.Tensor]:
-    """Updates metrics with a global batch; Keras' own steps do so after the update."""
-    loss_tracker(model).update_state(loss, sample_weight=batch_size(x))
-    return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
 def tracks_outputs(model: keras.Model, y_pred: Any) -> bool:

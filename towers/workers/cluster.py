@@ -82,7 +82,8 @@ def _from_tf_config(text: str) -> Cluster:
         )
     addresses = [address for job in _JOBS for address in named.get(job, [])]
     for address in addresses:
-        if not isinstance(address, str) or not is_address(address):
+        found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+        if found is None or not 1 <= int(found[1]) <= LARGEST_PORT:
             raise _malformed(f"has {address!r}, which is no host:port. It must look like")
         if addresses.count(address) > 1:
             raise ValueError(f"{TF_CONFIG} has the address {address} twice: give each another.")
@@ -117,12 +118,6 @@ def _from_slurm() -> Cluster:
             f"instead, or {TF_CONFIG}={{}} for a worker that is alone."
         ) from None
     return Cluster(tuple(addresses), index)
-
-
-def is_address(text: str) -> bool:
-    """Returns whether a text is host:port: a name or an IP address, without "http://" or user."""
-    found = _ADDRESS.fullmatch(text)
-    return found is not None and 1 <= int(found[1]) <= LARGEST_PORT
 
 
 def _malformed(what: str) -> ValueError:

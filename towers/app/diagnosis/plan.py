@@ -97,7 +97,8 @@ def table(rows: dict[str, Traffic]) -> list[str]:
         times = f"{len(row.examples)} x " if len(row.examples) > 1 else ""
         cells.append([
             device, tower_range(*row.towers), times + span(row.examples),
-            *map(_moved, (row.parameters, row.inputs, row.sums, row.results)),
+            *(filesize.decimal(count) if count else "-" for count in (
+                row.parameters, row.inputs, row.sums, row.results)),
             f"{row.sends_in:,}", f"{row.sends_out:,}",
         ])
     down = filesize.decimal(sum(row.parameters + row.inputs + row.sums for row in rows.values()))
@@ -139,11 +140,6 @@ def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
     """Returns rows of cells as lines of aligned columns."""
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
-
-
-def _moved(count: int) -> str:
-    """Returns the bytes as a text, or "-" for 0."""
-    return filesize.decimal(count) if count else "-"
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:

@@ -55,18 +55,13 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
 
 def worker_environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
     """Returns each worker's environment variables; `shares` are its GPUs, from `gpu_shares`."""
-    addresses = free_addresses(len(shares))
+    cluster = {"worker": free_addresses(len(shares))}  # the chief's address comes first
     return [
-        {"TF_CONFIG": _tf_config(addresses, index), "PYTHONUNBUFFERED": "1",  # lines appear at once
+        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
+         "PYTHONUNBUFFERED": "1",  # lines appear at once
          **({} if share is None else {VISIBLE_GPUS: share})}
         for index, share in enumerate(shares)
     ]
-
-
-def _tf_config(addresses: Sequence[str], index: int) -> str:
-    """Returns the TF_CONFIG of a worker; the chief's address comes first."""
-    task = {"type": "worker", "index": index}
-    return json.dumps({"cluster": {"worker": addresses}, "task": task})
 
 
 def free_addresses(count: int) -> list[str]:
