@@ -208,6 +208,10 @@ FAULTS = [  # by words of what the walk says
         lambda v: tf.reduce_max(v) > 1, lambda v: [v / 2], [x])[0])),
     ("compares", lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(row * x), x))),
     ("compares", lambda x: tf.reduce_mean(tf.map_fn(lambda row: row - tf.reduce_mean(x, 0), x))),
+    ("compares", lambda x: tf.reduce_mean(
+        tf.map_fn(lambda row: tf.reduce_max(tf.where(row > 0, x, 0)), x))),
+    ("(tf.cond) decides", lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.cond(
+        tf.reduce_mean(x) > 0, lambda: row, lambda: 2 * row) ** 2, x))),
     ("(Softmax)", lambda x: tf.reduce_mean(tf.map_fn(tf.nn.softmax, tf.transpose(x)) ** 2)),
     ("one value", lambda x: tf.reduce_mean(each_row(
         lambda i, total: (total + x[i], tf.norm(total)), x))),

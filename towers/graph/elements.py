@@ -85,7 +85,7 @@ def select(op: Op) -> Fact:
     condition, *branches = op.facts
     result = op.add(branches)
     if condition.fault:
-        return replace(result, fault=condition.fault, local=True)
+        return replace(result, fault=op.combine(op.facts).fault, local=True)
     if condition.has_rows:
         degree = next((b.degree for b in branches if not b.zero), 0)
         return align(op, op.add([*branches, replace(condition, degree=degree)]))

@@ -159,7 +159,8 @@ def _decide(*names: str) -> Callable[[Op], list[Fact]]:
             what = "(tf.cond) decides by a value that is made of all rows of the batch"
             if condition.fault and condition.fault.what == OPAQUE:  # by one row, in a loop
                 what = OPAQUE
-            return [op.faulty(fact, what) for fact in found]
+            decided = op.faulty(SHARED, what)
+            return [op.faulty(replace(f, fault=first_fault([f, decided])), what) for f in found]
         is_even = condition.degree == 0
         return [fact if is_even or not fact.local else op.faulty(fact, *UNEVEN) for fact in found]
 
@@ -209,10 +210,8 @@ def _merge(before: Fact, after: Fact) -> Fact:
 
 
 _CALLS: dict[str, Callable[[Op], list[Fact]]] = {
-    **dict.fromkeys(
-        ("PartitionedCall", "StatefulPartitionedCall"),
-        lambda op: (_returned(op, "f", op.facts) or [_row_by_row(op)])[0],
-    ),
+    **dict.fromkeys(("PartitionedCall", "StatefulPartitionedCall"), lambda op: (
+        _returned(op, "f", op.facts) or [_row_by_row(op)])[0]),
     **dict.fromkeys(("If", "StatelessIf"), _decide("then_branch", "else_branch")),
     **dict.fromkeys(("Case", "StatelessCase"), _decide("branches")),
     "While": _loop, "StatelessWhile": _loop,
