@@ -93,7 +93,7 @@ def check_modules(
 ) -> None:
     """Raises ValueError if the process is in the run's directory, and config.json names a module.
 
-    Importing it would run code that whoever wrote the directory may have put there.
+    The import would run the code of whoever wrote the directory.
     """
     is_inside = places.here().resolve().is_relative_to(directory.resolve())
     if given.get("trust_run_dir") or not is_inside:

@@ -21,7 +21,7 @@ from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.resume import FitOption, Resume
 from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split_arrays
-from towers.resume.snapshot import OPTIONS, compared
+from towers.resume.snapshot import FULL_BATCH, OPTIONS, compared
 from towers.resume.source import Lines
 from towers.resume.train_state import TrainState, plain
 from towers.step.xla import FullBatch
@@ -30,7 +30,6 @@ from towers.workers.workers import Workers, join_workers
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
 _SEED = "seed"
 _ITERATOR = "iterator"  # the state of data that have one
-_FULL_BATCH = "full batch"
 
 
 def fit_arguments(
@@ -122,13 +121,13 @@ def resumed_fit(
         }
         held = {
             _FIT: now, OPTIONS: options, _ITERATOR: lambda _: data.state(),
-            _FULL_BATCH: lambda _: int(full_batch.numpy()),
+            FULL_BATCH: lambda _: int(full_batch.numpy()),
         }
         checkpointer.hold(lambda: variables, others, held)
         if found is not None:
             remedy = "Start and compile as then, or name another directory."
             checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
-            full_batch.assign(saved.get(_FULL_BATCH, FullBatch.EVERY))  # older: as it began
+            full_batch.assign(saved.get(FULL_BATCH, FullBatch.EVERY))  # older: as it began
             del found, saved  # as large as the model
         checkpointer.restore(callbacks=False)
         stack.callback(checkpointer.wait)

@@ -19,7 +19,7 @@ from towers.resume.checkpoints import json_copy
 from towers.resume.train_state import plain
 from towers.step import TowerStep
 
-OPTIONS = "options"  # in a checkpoint's state
+OPTIONS, FULL_BATCH = "options", "full batch"  # in a checkpoint's state
 
 # For each optimizer: the options that the script gave it, and those at the end of the last run.
 _seen: WeakKeyDictionary = WeakKeyDictionary()

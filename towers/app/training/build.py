@@ -166,7 +166,7 @@ def reads_own_rows(model: keras.Model, examples: Examples) -> bool:
     """Whether each of several workers reads only its towers' examples."""
     takes_time = examples.source.how != "" or examples.augment is not None
     can_choose = join_workers().num_workers > 1 and examples.source.reads_rows
-    return can_choose and takes_time and not reads_inputs(model)  # it reads the global batch
+    return can_choose and takes_time and not reads_inputs(model)
 
 
 def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:

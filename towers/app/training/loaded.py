@@ -13,11 +13,9 @@ from towers.app.training.build import Run
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.snapshot import OPTIONS, variables_of
+from towers.resume.snapshot import FULL_BATCH, OPTIONS, variables_of
 from towers.resume.train_state import TrainState
 from towers.step.xla import FullBatch
-
-_FULL_BATCH = "full batch"  # in a checkpoint's state
 
 
 def load_newest(
@@ -37,7 +35,7 @@ def load_newest(
     full_sizes = run.step.full_batch.sizes
     held = {
         "config": config, "data": data, OPTIONS: options,
-        _FULL_BATCH: lambda _: int(full_sizes["train"].numpy()),
+        FULL_BATCH: lambda _: int(full_sizes["train"].numpy()),
     }
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume, directory = run.config.resume is not None, checkpointer.directory
@@ -68,7 +66,7 @@ def load_newest(
                 )
         train_state = TrainState.from_json(state["position"])
         for size in full_sizes.values():  # older versions compile the shards of every batch
-            size.assign(state.get(_FULL_BATCH, FullBatch.EVERY))
+            size.assign(state.get(FULL_BATCH, FullBatch.EVERY))
         # A row also holds the epoch's number, seconds and speed.
         if any(len(row) - len(run.columns) not in (3, 4) for row in train_state.results):
             raise ValueError(
