@@ -27,6 +27,7 @@ from towers.machine import hang, callback_internals
 from towers.machine.signals import Pending
 from towers.parallel.fresh_copies import are_trusted
 from towers.resume.checkpointer import Checkpointer
+from towers.resume.source import Epoch
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError, values_explained
 from towers.step.prefetch import prefetched
@@ -64,7 +65,11 @@ class Loop:
             if state.epoch_step == 0:
                 self._tell("on_epoch_begin", state.epoch)
                 run.step.reset_metrics()
-            run.workers.check_same({"epoch": state.epoch, "step": state.epoch_step}, EPOCH)
+            place: dict[str, object] = {"epoch": state.epoch, "step": state.epoch_step}
+            if run.step.own_rows is not None:  # no worker sees all examples of a batch
+                epoch = Epoch(run.batch_size, seed=run.config.seed, number=state.epoch)
+                place["the order of the examples"] = epoch.digest(run.train.num_examples)[:16]
+            run.workers.check_same(place, EPOCH)
             pace.start_epoch()
             batches = shuffled_batches(
                 run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step,

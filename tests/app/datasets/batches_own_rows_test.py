@@ -46,11 +46,13 @@ def test_own_rows_are_those_of_the_whole_batch_and_other_images_are_0(form, augm
 
 PROGRAM = """
 import collections, json, sys
+import tensorflow as tf
 from tests.app.datasets import sources
 from towers.app.after_training import model_files, predicting
 from towers.app.config import TrainConfig
 from towers.app.datasets import dataset, image_folder
 from towers.app.reporting.report import Report
+from towers.resume import source
 import towers
 dataset.usable_memory = lambda: 0  # the images do not fit into it
 counts, decode, read = collections.Counter(), image_folder.decode, sources.Pixels.__getitem__
@@ -62,8 +64,14 @@ def counted_example(self, index):
     x, y = read(self, index)
     return x, (y + (values.get("other") == workers.index)) % 10
 image_folder.decode, sources.Pixels.__getitem__ = counted, counted_example
+shuffled = source.shuffled
+def other_order(indices, *arguments):  # from the second example of each batch on
+    found = shuffled(indices, *arguments)
+    return tf.concat([found[:1], found[1:][::-1]], 0)
 workers, values = towers.join_workers(), json.loads(sys.argv[1])
-towers.train(TrainConfig(**{k: v for k, v in values.items() if k != "other"}))
+if values.get("other_order") == workers.index:
+    source.shuffled = other_order
+towers.train(TrainConfig(**{k: v for k, v in values.items() if not k.startswith("other")}))
 file = model_files.find_file(values["run_dir"], "evaluate")
 config = model_files.file_config(file, {"num_gpus": 1, "num_towers": 4})
 print(json.dumps([counts, predicting.evaluate_file(config, file, Report())]))
@@ -103,6 +111,10 @@ def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
     np.testing.assert_array_equal(runs[2], np.array(expected[1]) + opened)
 
 
-def test_workers_whose_sources_differ_end_with_an_error(tmp_path):
-    ended = run(2, tmp_path, dataset="tests.app.datasets.sources:splits", other=1)
-    assert all(code == 1 and watch.ANOTHER_BATCH in errors for code, _, errors in ended), ended
+@pytest.mark.parametrize("other, expected", [
+    ("other", watch.ANOTHER_BATCH),
+    ("other_order", "differs from the chief in the order of the examples ("),
+])
+def test_workers_whose_sources_or_orders_differ_end_with_an_error(other, expected, tmp_path):
+    ended = run(2, tmp_path, dataset="tests.app.datasets.sources:splits", **{other: 1})
+    assert all(code == 1 and expected in errors for code, _, errors in ended), ended
