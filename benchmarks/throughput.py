@@ -3,7 +3,7 @@
     python benchmarks/throughput.py --workloads=cnn,notebook_cnn,mlp41m,gru --rounds=3
 
 Each round runs every contender once, each in a fresh process; ratios are taken within a round.
-Writes a chart of the whole CSV beside it.
+Draws a chart of the whole CSV: docs/images/throughput.png, or beside another --out.
 """
 
 import sys
@@ -32,7 +32,8 @@ _STEPS = flags.DEFINE_integer(
     "take more on GPUs.", lower_bound=2,
 )
 _OUT = flags.DEFINE_string("out", "benchmarks/results/throughput.csv", "CSV to append to.")
-_CHART = flags.DEFINE_string("chart", "docs/images/throughput.png", "The chart of all of the CSV.")
+_CHART = flags.DEFINE_string("chart", None, "The chart of all of the CSV. Default: "
+                             "docs/images/throughput.png; with --out=FILE.csv, FILE.png.")
 
 
 def main(argv: list[str]) -> None:
@@ -58,7 +59,8 @@ def main(argv: list[str]) -> None:
         rows += new
     print(rounds.table(rows))
     if rows:
-        chart.draw(out, Path(_CHART.value))
+        beside = out.with_suffix(".png") if _OUT.present else "docs/images/throughput.png"
+        chart.draw(out, Path(_CHART.value or beside))
 
 
 if __name__ == "__main__":

@@ -95,6 +95,7 @@ def matrix(*values):
     (TRAIN, "--num_gpu=2", {}, "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
     (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
     (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),
+    (TRAIN, "--devices --evaluate=x", {}, "--devices and --evaluate: give only one of them."),
     (TRAIN, "--evaluate=x.keras", {}, "--evaluate (x.keras) is neither a .keras file nor the dir"),
     (TRAIN, "--plan true", {}, "'true' is not a flag."),
     (TRAIN, "--flagfile=missing.flags", {}, "missing.flags"),
@@ -153,10 +154,12 @@ def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_it
         f"print(keras.saving.load_model({str(eight[1] / 'final.keras')!r}).count_params())"
     )
     assert run("-c", code, cwd=tmp_path).stdout == "5824522\n"
-    done = run(TRAIN, f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
+    done = run(TRAIN, f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", "--epochs=3",
+               cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     (row,) = rows(eight[1] / "results.csv")
-    last = done.stdout.splitlines()[-1]
+    first, *_, last = done.stdout.splitlines()
+    assert first == "Warning   --epochs: no effect, because nothing is trained."
     assert last.startswith(f"Evaluate  loss {float(row['val_loss']):.4f}  accuracy ")
     assert " | 10,000 examples in " in last and os.listdir(tmp_path) == []
 

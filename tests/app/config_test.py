@@ -13,8 +13,9 @@ from hypothesis import example, given, strategies as st
 
 from tests.loading import refusal
 from towers.app import fields, named
-from towers.app.class_weight import as_text, balanced, note, weights_of
+from towers.app.class_weight import as_text, weights_of
 from towers.app.config import step_epochs, TrainConfig
+from towers.app.datasets.weighting import balanced, note
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 # A flag is a promise: a new one needs a reason, and one that goes a line in CHANGELOG.md.

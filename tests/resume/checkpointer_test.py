@@ -215,6 +215,7 @@ def test_a_directory_with_a_run_is_refused_with_the_resume_command(check, monkey
 def test_a_directory_whose_config_was_never_written_takes_a_new_run():
     os.mkdir("mine")
     run_dir.Path("mine/config.json").touch()  # as a process that is killed, or a full disk, leaves
+    run_dir.Path("mine/.config.7.tmp.json").write_text("{")
     assert run_dir.read_config("mine") is None
     run_dir.create("mine", "n", "{}")
     assert run_dir.read_config("mine") == "{}"

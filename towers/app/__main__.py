@@ -17,7 +17,7 @@ from absl import flags
 
 import towers
 from towers.app import command_line
-from towers.app.after_training.model_files import file_config, find_file
+from towers.app.after_training.model_files import USED, file_config, find_file
 from towers.app.config import TrainConfig
 from towers.app.continued import resolve_config
 from towers.machine import terminal
@@ -50,7 +50,8 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
         raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
     if out and not predict:
         raise ValueError(f"out ({out}) needs `predict`, a .keras file.")
-    modes = [f"`{name}`" for name in ("evaluate", "predict", "resume") if flags.FLAGS[name].value]
+    modes = [f"`{name}`" for name in ("devices", "evaluate", "predict", "resume")
+             if flags.FLAGS[name].value]
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give only one of them.")
     found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
@@ -81,6 +82,10 @@ def run_without_training(config: TrainConfig) -> None:
         return
     report = report_of(join_workers(), "the chief shows the result")
     with closing(report) as out, out.show_warnings():
+        names = {field.name for field in dataclasses.fields(TrainConfig)} - USED
+        if unused := [f"--{name}" for name in flags.FLAGS if name in names
+                      and flags.FLAGS[name].present]:
+            out.warn(f"{', '.join(unused)}: no effect, because nothing is trained.")
         if flags.FLAGS.evaluate:
             evaluate_file(config, _model_file(), out)
         else:

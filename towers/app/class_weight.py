@@ -1,11 +1,10 @@
-"""Reads and computes the weights of the classes in the loss, as in Keras' fit(class_weight=...).
+"""Reads the weights of the classes in the loss, as in Keras' fit(class_weight=...).
 
     0:1,1:5      Class 1 has weight 5; classes without an entry have weight 1.
     balanced     Class k has weight N / (classes * examples of k), so all classes count equally.
 """
 
 import math
-from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
 
@@ -41,21 +40,3 @@ def weights_of(value: Any) -> dict[int, float]:
             "for each of some classes, each named once, such as 0:1,1:5."
         )
     return dict(pairs)
-
-
-def balanced(labels: Sequence[int]) -> dict[int, float]:
-    """Returns N / (classes * examples of k) for each class k that occurs in the N labels.
-
-    Source: King and Zeng 2001, Logistic regression in rare events data; scikit-learn's "balanced".
-    """
-    import numpy as np  # imported here, because the launcher reads flags without NumPy
-
-    classes, counts = np.unique(labels, return_counts=True)
-    weights = len(labels) / (len(classes) * counts)
-    return dict(zip(map(int, classes), map(float, weights), strict=True))
-
-
-def note(weights: Mapping[int, float]) -> str:
-    """Returns a line such as "class weights: 0: 1, 1: 5", with at most 10 classes."""
-    pairs = [f"{label}: {weight:.4g}" for label, weight in sorted(weights.items())]
-    return f"class weights: {', '.join(pairs[:10])}{', ...' if len(pairs) > 10 else ''}"

@@ -267,6 +267,11 @@ class TrainConfig:
         """Returns the number of towers if `num_devices` devices run them."""
         return self.num_towers or num_devices // self.gpus_per_tower * (self.accumulate or 1)
 
+    def num_steps(self, steps_an_epoch: int) -> int:
+        """Returns the number of updates in the run."""
+        steps = self.epochs * steps_an_epoch
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
     def given(self) -> dict[str, Any]:
         """Returns the fields that the user has set, by name; an explicit default counts as set.
 

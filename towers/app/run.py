@@ -12,12 +12,11 @@ import keras
 import tensorflow as tf
 
 from towers.app.after_training import export
-from towers.app.config import AUTO, TrainConfig
+from towers.app.config import AUTO, WARN, TrainConfig
 from towers.app.continued import resolve_config
-from towers.app.diagnosis.describe import describe, show_plan, show_verified, verified
+from towers.app.diagnosis.describe import describe, show_plan, verified
 from towers.app.diagnosis.profile import show_profile
 from towers.app.loop import Loop, evaluate
-from towers.app.recipe import model_changes
 from towers.app.reporting import report, run_files
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report, format_values, labelled, resume_words
@@ -43,7 +42,7 @@ from towers.workers import watch, workers
 
 def train(
     config: TrainConfig,
-    callbacks: Sequence[keras.callbacks.Callback] = (),
+    callbacks: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None = None,
     *,
     model: keras.Model | None = None,
     train: Any = None,
@@ -59,8 +58,8 @@ def train(
 
     Args:
         config: the configuration of the run.
-        callbacks: Keras callbacks, called after those that `config` names. A callback may end the
-            run by `model.stop_training`.
+        callbacks: a Keras callback or a list of them, called after those that `config` names. A
+            callback may end the run by `model.stop_training`.
         model: a model to train, in place of the one that `config` names. A compiled model brings
             its loss, metrics and optimizer; any other model is trained as a classifier.
         train: training data: x, (x, y) or (x, y, sample_weight), where each is an array [N, ...] or
@@ -93,8 +92,11 @@ def train(
         run_dir.check(config.run_dir)
     export.check(config.export)
     for name in ("plan", "profile"):
-        if getattr(config, name):
-            several_workers.check_alone(cluster, f"{name}=True")
+        if getattr(config, name) and cluster.num_workers > 1:
+            raise ValueError(
+                f"{name}=True works with one worker, and the environment names "
+                f"{cluster.num_workers}. Unset TF_CONFIG for it."
+            )
     if config.deterministic:  # before the first kernel, and the first random number
         keras.utils.set_random_seed(config.seed)
         tf.config.experimental.enable_op_determinism()
@@ -111,12 +113,12 @@ def train(
         )
         with failures_explained(config):
             run = build(config, objects)
-            callbacks = load_callbacks(config.callbacks, callbacks)
+            all_callbacks = load_callbacks(config.callbacks, callbacks)
         if config.plan:
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
-        return _run(run, callbacks, out, begun, captured, mirror)
+        return _run(run, all_callbacks, out, begun, captured, mirror)
 
 
 def _run(
@@ -150,10 +152,19 @@ def _run(
         compared({"optimizer": run.step.optimizer} if is_own else {}) as options,
     ):
         state = load_newest(run, checkpointer, callbacks, data, options)
-        if checkpointer.found is None:
-            model_changes.check_file(config, begun)
-        _check_limit(run, state)
-        out.open_log(log)
+        if checkpointer.found is None:  # its values are not in a checkpoint
+            if config.init_from is not None and not (begun / config.init_from).is_file():
+                raise ValueError(
+                    f"init_from ({config.init_from}) is no file; name a .keras file."
+                )
+        if state.step > run.num_steps:
+            name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
+            done = report.amount(state.step, run.steps_an_epoch)
+            raise ValueError(
+                f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, "
+                "and is left as it is. Give a larger one, or leave it out to continue as before."
+            )
+        out.log = log
         if captured is not None:
             with suppress(OSError):  # the report warns about it when it writes its next line
                 captured.move_to(log)
@@ -167,8 +178,10 @@ def _run(
         if config.profile:
             show_profile(run, directory / run_dir.PROFILE, out)
             return {}
-        if verification is not None:
-            show_verified(verification, out)
+        if verification is not None and verification.cause:
+            out.warn(f"{verification}. The run continues, because verify_gradients={WARN}.")
+        elif verification is not None:
+            out.line(labelled("Verify", str(verification)))
         # The run is complete if it has done all steps or was stopped, and wrote its final model.
         is_over = state.step >= run.num_steps or state.is_stopped(config.early_stopping)
         model: keras.Model | Path = run.step.model
@@ -250,15 +263,3 @@ def _train(
     if fault is not None:
         run.workers.barrier()
         raise fault
-
-
-def _check_limit(run: Run, state: TrainState) -> None:
-    """Raises ValueError if a resumed run is already past the end that is configured now."""
-    if state.step > run.num_steps:
-        config = run.config
-        name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
-        done = report.amount(state.step, run.steps_an_epoch)
-        raise ValueError(
-            f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, and is "
-            "left as it is. Give a larger one, or leave it out to go on as far as before."
-        )

@@ -17,6 +17,7 @@ The directory is on a disk, or behind a URL of fsspec (see `remote_dir`).
 
 import errno
 import fcntl
+import fnmatch
 import json
 import os
 import re
@@ -33,6 +34,7 @@ RUNS, CHECKPOINTS, PROFILE = Path("runs"), "checkpoints", "profile"
 CONFIG, CLASSES, RESULTS = "config.json", "classes.json", "results.csv"
 BEST, FINAL, LOG = "best.keras", "final.keras", "log.txt"
 LOCK = "lock"  # in CHECKPOINTS
+_TEMPORARY = ".*.tmp*"  # names of files that `write_atomically` has not finished
 COMPLETE = "complete"  # in CHECKPOINTS: holds the last step of a run that has ended
 
 
@@ -42,8 +44,9 @@ def check(run_dir: str | None) -> None:
         return
     path = Path(run_dir)
     with explained(path):
-        names = os.listdir(path) if path.is_dir() else []
-        if names and (names != [CONFIG] or (path / CONFIG).stat().st_size):
+        names = set(os.listdir(path)) if path.is_dir() else set()
+        names.difference_update(fnmatch.filter(names, _TEMPORARY))
+        if names and (names != {CONFIG} or (path / CONFIG).stat().st_size):
             raise not_empty(path, CONFIG in names)
         if path.exists() and not path.is_dir():
             raise ValueError(f"run_dir ({path}) is a file; name a directory.")
@@ -53,7 +56,8 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
     """Makes the directory of a new run, with its config.json, whose text is `config`.
 
     Two processes never get the same directory: one mkdir makes a numbered directory, and a lock
-    guards config.json. An empty config.json, from a killed process or a full disk, is no run.
+    guards config.json. An empty config.json, from a killed process or a full disk, is no run, and
+    neither is a temporary file.
 
     run_dir: None means the next free runs/<name>-001, -002, ...
     begun: the directory that relative paths, and the result, start from.
@@ -68,9 +72,9 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
         path.mkdir(parents=True, exist_ok=True)
         with (path / CONFIG).open("a+", encoding="utf-8") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # the next process waits until the text is written
-            if os.fstat(file.fileno()).st_size:
+            if (path / CONFIG).stat().st_size:  # not of `file`, which another process may replace
                 raise not_empty(path, holds_run=True)
-            file.write(config)
+            write_text(path / CONFIG, config)
     return named
 
 
@@ -78,13 +82,18 @@ def write_config(path: Path, config: str, class_names: Sequence[str] = ()) -> No
     """Replaces config.json, and classes.json if there are names; ValueError if it cannot."""
     with explained(path):
         write_text(path / CONFIG, config)
-        if class_names:
-            write_text(path / CLASSES, json.dumps(list(class_names), indent=2) + "\n")
+        write_class_names(path, class_names)
+
+
+def write_class_names(path: Path, class_names: Sequence[str]) -> None:
+    """Writes classes.json if there are names."""
+    if class_names:
+        write_text(path / CLASSES, json.dumps(list(class_names), indent=2) + "\n")
 
 
 def remove_temporary_files(directory: Path) -> None:
     """Removes what a killed process has left in a directory from `write_atomically`."""
-    for path in directory.glob(".*.tmp*"):
+    for path in directory.glob(_TEMPORARY):
         remove(path)
 
 

@@ -1,5 +1,6 @@
 """--evaluate and --predict: the file, and Keras' own values in the order of the data."""
 
+import dataclasses
 import io
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import tensorflow as tf
 import towers
 from tests.app.datasets import pixels_test
 from tests.app.run_test import small_data
-from towers.app.after_training.model_files import class_names, file_config, find_file
+from towers.app.after_training.model_files import USED, class_names, file_config, find_file
 from towers.app.after_training.predicting import evaluate_file, predict_file, write_predictions
 from towers.app.config import TrainConfig
 from towers.app.reporting.report import Report
@@ -58,8 +59,15 @@ def _out():
     return out
 
 
-def test_evaluate_is_keras_evaluate(model, file, out):
-    logs = evaluate_file(config(), file, out)
+def test_evaluate_is_keras_evaluate_and_reads_these_fields(model, file, out, monkeypatch):
+    read, found, given = set(), object.__getattribute__, config()
+    with monkeypatch.context() as patch:
+        note = lambda self, name: (read.add(name), found(self, name))[1]  # noqa: E731
+        patch.setattr(TrainConfig, "__getattribute__", note)
+        logs = evaluate_file(given, file, out)
+    # num_towers stands for the first, three are only checked, config.json is read by the last.
+    others = {"accumulate", "strategy", "batch_norm", "jit_compile", "trust_run_dir"}
+    assert read & {field.name for field in dataclasses.fields(TrainConfig)} ^ USED == others
     expected = model.evaluate(X, Y, batch_size=7, verbose=0, return_dict=True)
     assert list(logs) == ["loss", "accuracy"]
     for name, value in logs.items():

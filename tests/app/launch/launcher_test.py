@@ -25,7 +25,7 @@ def command(tmp_path, *arguments):
 
 @pytest.mark.parametrize("arguments, named", [
     (["--workers=2"], ["there is nothing to run", "-- train.py"]),
-    (["--workers=2", "fit.py", "--x=3"], ["'x'"]),
+    (["--workers=2", "fit.py", "--x=3"], ["-- is missing", "--workers=2 -- fit.py --x=3"]),
     (["--", "fit.py"], ["--workers is missing", "--workers=2"]),
     (["--workers=0", "--", "fit.py"], ["--workers=0", "positive"]),
     (["--workers=two", "--", "fit.py"], ["--workers=two"]),

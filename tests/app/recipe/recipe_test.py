@@ -12,7 +12,7 @@ from towers.app.config import TrainConfig
 from towers.app.recipe.label_smoothing import smoothed
 from towers.app.recipe.model_changes import freeze, set_dropout, take_values
 from towers.app.recipe.optimizer import (
-    Length, make_optimizer, make_schedule, override_optimizer, plain_schedule, schedule_notes,
+    make_optimizer, make_schedule, override_optimizer, plain_schedule, schedule_notes,
     shown_rate,
 )
 from towers.machine import devices
@@ -137,7 +137,7 @@ def test_variables_of_the_same_name_and_shape_are_found_and_the_others_listed(fi
     """A head for 5 classes; the statistics of BatchNormalization are taken, too."""
     for classes, left in ((3, ""), (5, "; not found in it: head/kernel [8, 5], head/bias [5]")):
         model = normalized_model((3,), classes)
-        text = take_values(model, TrainConfig(init_from=file))
+        (text,) = take_values(model, TrainConfig(init_from=file))
         found = [bool((v.numpy() == 7).all()) for v in model.weights]
         assert found == [True] * 6 + [not left] * 2
         assert text == f"{sum(found)} of 8 variables begin with the values in {file}{left}"
@@ -146,7 +146,7 @@ def test_variables_of_the_same_name_and_shape_are_found_and_the_others_listed(fi
 def test_names_inside_of_another_model_are_found(file):
     inner = normalized_model((3,), 3)
     model = keras.Sequential([keras.Input((3,)), inner, keras.layers.Dense(2, name="top")])
-    assert take_values(model, TrainConfig(init_from=file)).startswith("8 of 10 ")
+    assert take_values(model, TrainConfig(init_from=file))[0].startswith("8 of 10 ")
 
 
 def test_a_file_without_anything_of_the_model_and_a_missing_one_are_refused(file):
@@ -156,19 +156,19 @@ def test_a_file_without_anything_of_the_model_and_a_missing_one_are_refused(file
         take_values(model, TrainConfig(init_from=file))
     with pytest.raises(ValueError, match="none.keras.* does not exist; name a file of model.save"):
         take_values(model, TrainConfig(init_from="none.keras"))
-    assert take_values(model, TrainConfig(init_from="none.keras", resume="run")) is None
+    assert take_values(model, TrainConfig(init_from="none.keras", resume="run")) == []
 
 
-LENGTH = Length(num_steps=40, steps_an_epoch=10)
+EPOCHS, STEPS = 4, 10
 RATE = 0.5
 
 
 def made(name="sgd", **values):
-    return make_optimizer(TrainConfig(**values), name, LENGTH)
+    return make_optimizer(TrainConfig(epochs=EPOCHS, **values), name, STEPS)
 
 
 def changed(own, **values):
-    return override_optimizer(own, TrainConfig(**values), LENGTH)
+    return override_optimizer(own, TrainConfig(epochs=EPOCHS, **values), STEPS)
 
 
 def test_flags_are_keras_arguments_and_without_them_its_defaults_stay():
@@ -230,8 +230,9 @@ def test_a_warm_up_is_shown_by_the_rate_at_its_end(warmup_steps, first):
 
 
 # Learning-rate schedules
-def schedule_of(schedule, warmup_steps=0, length=LENGTH):
-    return make_schedule(TrainConfig(schedule=schedule, warmup_steps=warmup_steps), RATE, length)
+def schedule_of(schedule, warmup_steps=0, epochs=EPOCHS):
+    config = TrainConfig(schedule=schedule, warmup_steps=warmup_steps, epochs=epochs)
+    return make_schedule(config, RATE, STEPS)
 
 
 @pytest.mark.parametrize("warmup_steps", [0, 8])
@@ -257,7 +258,7 @@ def test_the_rates_of_all_steps_also_when_the_schedule_comes_back_from_json(sche
 def test_a_warm_up_of_the_whole_run_is_refused():
     with pytest.raises(ValueError, match=r"warmup_steps \(40\) must be fewer than .*: 40, 10 an"):
         schedule_of("cosine", 40)
-    assert float(schedule_of("linear", length=Length(0, 10))(0)) == RATE  # a run without a step
+    assert float(schedule_of("linear", epochs=0)(0)) == RATE  # a run without a step
 
 
 @pytest.mark.parametrize("scaled", [False, True])
@@ -281,8 +282,8 @@ def test_a_file_holds_what_comes_after_the_warm_up(scaled):
     ("step:1,3", 0, "learning rate: a tenth after epoch 1, 3"),
 ])
 def test_the_schedule_in_words(schedule, warmup_steps, words):
-    config = TrainConfig(schedule=schedule, warmup_steps=warmup_steps)
-    assert schedule_notes(config, LENGTH) == [words]
+    config = TrainConfig(schedule=schedule, warmup_steps=warmup_steps, epochs=EPOCHS)
+    assert schedule_notes(config, STEPS) == [words]
 
 
 # Smoothed labels: Keras' CategoricalCrossentropy on one-hot labels, from integers

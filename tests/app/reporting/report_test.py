@@ -53,7 +53,7 @@ def test_the_devices_line_says_which_device_runs_which_towers(tower_devices, opt
 def test_a_pipe_gets_plain_lines_and_the_log_gets_the_same(tmp_path):
     stream = io.StringIO()
     out = Report(stream)
-    out.open_log(tmp_path / "log.txt")
+    out.log = tmp_path / "log.txt"
     out.line(report.labelled("Batch", "128 global"))
     out.warn(f"odd: {Path.cwd() / 'runs' / '001'}")
     out.waiting("a wait")
@@ -66,7 +66,7 @@ def test_a_pipe_gets_plain_lines_and_the_log_gets_the_same(tmp_path):
 
 def test_a_terminal_gets_colour_and_a_bar_and_the_log_neither(terminal, tmp_path):
     out = Report(terminal)
-    out.open_log(tmp_path / "log.txt")
+    out.log = tmp_path / "log.txt"
     out.waiting("a wait")
     assert "a wait ..." in terminal.getvalue() and out.is_due()
     out.ongoing(BAR)
@@ -112,7 +112,7 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_run(is_terminal, tm
     reading, writing = os.openpty() if is_terminal else os.pipe()
     os.close(reading)
     out = Report(os.fdopen(writing, "w"))
-    out.open_log(tmp_path / "log.txt")
+    out.log = tmp_path / "log.txt"
     out.line("one")
     out.ongoing(BAR)
     out.line("two")
@@ -140,7 +140,7 @@ def test_what_a_stream_cannot_encode_is_replaced_and_all_lines_come(encoding, sh
 def test_a_log_that_cannot_be_written_is_warned_of_once(tmp_path):
     stream = io.StringIO()
     out = Report(stream)
-    out.open_log(tmp_path / "missing" / "log.txt")
+    out.log = tmp_path / "missing" / "log.txt"
     out.line("one")
     out.line("two")
     assert stream.getvalue().count("cannot be written any more") == 1

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
+
 from tests.app import run_test
 from tests.resuming import FLAGS, outcome, resumed, train
 from towers.app.config import TrainConfig
@@ -25,6 +27,7 @@ from towers.resume.checkpointer import Checkpointer
 from towers.resume.run_dir import LOG
 from towers.resume.train_state import TrainState
 from towers.step.xla import FullBatch
+from towers.workers import workers
 from towers.workers.cluster import ALONE, Cluster
 
 config = partial(run_test.config, device="cpu")  # 50 examples to train on, 20 to test
@@ -184,10 +187,10 @@ def test_the_chiefs_log_is_the_runs():
     assert [several_workers.log_name(c) for c in (ALONE, CHIEF, OTHER)] == [LOG, LOG, "log-1.txt"]
 
 
-def test_what_works_with_one_worker_is_refused_for_several():
-    several_workers.check_alone(ALONE, "plan=True")
+def test_what_works_with_one_worker_is_refused_for_several(monkeypatch):
+    monkeypatch.setattr(workers, "join_workers", lambda: CHIEF)
     with pytest.raises(ValueError, match="^plan=True works with one worker, .* names 2. Unset"):
-        several_workers.check_alone(CHIEF, "plan=True")
+        towers.train(config(plan=True))
 
 
 def test_the_other_workers_say_where_their_lines_go_and_nothing_else(capsys):
@@ -235,22 +238,24 @@ class Recorder(keras.callbacks.Callback):
 
 
 RETURNED = {
-    "two": [Recorder(), keras.callbacks.TerminateOnNaN()], "one": Recorder(),
+    "nothing": None, "two": [Recorder(), keras.callbacks.TerminateOnNaN()], "one": Recorder(),
     "classes": [Recorder], "backups": [keras.callbacks.BackupAndRestore("backup")],
 }
-two, one, classes, backups = (lambda returned=value: returned for value in RETURNED.values())
+nothing, two, one, classes, backups = (
+    lambda returned=value: returned for value in RETURNED.values())
 
 
 def test_a_users_function_brings_callbacks_before_those_of_a_script():
     mine = Recorder()
     assert load_callbacks(f"{__name__}:two", [mine]) == [*RETURNED["two"], mine]
-    assert load_callbacks(None) == []
+    assert load_callbacks(None) == load_callbacks(None, None) == []
+    assert load_callbacks(f"{__name__}:one", mine) == [RETURNED["one"], mine]  # as Keras' fit
 
 
 @pytest.mark.parametrize("name, message", [
-    ("one", "returned Recorder; it must be a list of keras"),
     ("classes", "returned <class .*Recorder'>, which is no keras"),
     ("backups", "returned a BackupAndRestore, .*leave BackupAndRestore out"),
+    ("nothing", "returned None, which is no keras"),
     ("none", "has no function 'none'"),
 ])
 def test_what_brings_no_callbacks_is_refused(name, message):

@@ -3,9 +3,6 @@
     served = tf.saved_model.load(path); served.serve(x)
 """
 
-import json
-import os
-import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -16,7 +13,7 @@ import tensorflow as tf
 from towers.app.named import one_line
 from towers.app.models import load_file
 from towers.app.reporting.report import labelled
-from towers.resume.run_dir import CLASSES
+from towers.resume import run_dir
 
 _OTHER_FORMATS = {
     ".onnx": "export({!r}, format='onnx')", ".tflite": "export({!r}, format='litert')",
@@ -58,16 +55,14 @@ def export_model(
             # Keras requires a call of a subclass. Custom code may fail: Keras then reports it.
             with suppress(Exception):
                 model(keras.Input(batch_shape=tuple(shape)))
-    target = Path(path)
+
+    def write(folder: Path) -> None:
+        model.export(folder, format="tf_saved_model", verbose=False)
+        run_dir.write_class_names(folder, class_names)
+
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".", dir=target.parent) as folder:
-            written = Path(folder, "model")
-            model.export(written, format="tf_saved_model", verbose=False)
-            if class_names:
-                names = json.dumps(list(class_names), indent=2) + "\n"
-                (written / CLASSES).write_text(names, encoding="utf-8")
-            os.replace(written, target)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        run_dir.write_atomically(Path(path), write)
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(f"export ({path}) cannot be written: {one_line(error)}.") from error
     except Exception as error:  # Keras raises any type of error

@@ -38,6 +38,14 @@ def class_names(file: Path) -> list[str]:
     return names
 
 
+# The fields of TrainConfig that evaluating, predicting and exporting a file depend on.
+USED = frozenset(
+    "model dataset data_dir image_size features data_workers num_gpus logical_gpus num_towers "
+    "accumulate device gpus_per_tower stages batch_size batch_size_per_gpu cpu_threads "
+    "worker_timeout seed trust_run_dir export".split()
+)
+
+
 def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration to evaluate a file with, from the run's directory if it is in one.
 

@@ -56,8 +56,11 @@ class RandomAccess(DataSource):
             failed.clear()
             try:
                 for index, arrays in self._read(indices.as_numpy_iterator()):
-                    if index.min() < 0:
-                        arrays = [_with_zeros(array, index >= 0) for array in arrays]
+                    if index.min() < 0:  # rows that another worker reads become 0
+                        read = [np.zeros((len(index), *a.shape[1:]), a.dtype) for a in arrays]
+                        for whole, rows in zip(read, arrays, strict=True):
+                            whole[index >= 0] = rows
+                        arrays = read
                     yield index, *tf.nest.pack_sequence_as(self.structure, arrays)
             except ValueError as error:
                 failed.append(error)
@@ -94,13 +97,6 @@ class RandomAccess(DataSource):
             with self.lock:
                 arrays = self.source.read(indices[indices >= 0])
             yield indices, arrays
-
-
-def _with_zeros(rows: np.ndarray, are_read: np.ndarray) -> np.ndarray:
-    """Puts rows [n, ...] where `are_read`, bool [B], is true; the other rows are 0."""
-    whole = np.zeros((len(are_read), *rows.shape[1:]), rows.dtype)
-    whole[are_read] = rows
-    return whole
 
 
 def split_of(examples: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:

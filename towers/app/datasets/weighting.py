@@ -3,13 +3,14 @@
     y: classes [B], [B, 1], or one-hot [B, C]   ->   sample_weight [B]
 """
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.app.class_weight import BALANCED, balanced, note, weights_of
+from towers.app.class_weight import BALANCED, weights_of
 from towers.app.datasets.batches import Examples
 from towers.resume.source import as_written
 
@@ -84,3 +85,19 @@ def _classes(y: tf.Tensor) -> tf.Tensor:
         return tf.argmax(y, axis=-1, output_type=tf.int32)
     flat = tf.reshape(y, [-1])
     return tf.cast(tf.round(flat) if flat.dtype.is_floating else flat, tf.int32)
+
+
+def balanced(labels: Sequence[int]) -> dict[int, float]:
+    """Returns N / (classes * examples of k) for each class k that occurs in the N labels.
+
+    Source: King and Zeng 2001, Logistic regression in rare events data; scikit-learn's "balanced".
+    """
+    classes, counts = np.unique(labels, return_counts=True)
+    weights = len(labels) / (len(classes) * counts)
+    return dict(zip(map(int, classes), map(float, weights), strict=True))
+
+
+def note(weights: Mapping[int, float]) -> str:
+    """Returns a line such as "class weights: 0: 1, 1: 5", with at most 10 classes."""
+    pairs = [f"{label}: {weight:.4g}" for label, weight in sorted(weights.items())]
+    return f"class weights: {', '.join(pairs[:10])}{', ...' if len(pairs) > 10 else ''}"

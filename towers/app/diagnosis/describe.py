@@ -121,14 +121,6 @@ def verified(run: Run) -> Verification:
     return found
 
 
-def show_verified(found: Verification, out: Report) -> None:
-    """Prints the result of `verified`."""
-    if found.cause:
-        out.warn(f"{found}. The run continues, because verify_gradients={WARN}.")
-    else:
-        out.line(labelled("Verify", str(found)))
-
-
 def device_report(config: TrainConfig) -> list[str]:
     """Returns lines on the machine's devices. Starts TensorFlow with the configured devices."""
     try:  # first, because it sets threads and logical devices before TensorFlow starts

@@ -53,17 +53,6 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
     return [",".join(names[i:i + gpus_per_worker]) for i in range(0, needed, gpus_per_worker)]
 
 
-def worker_environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
-    """Returns each worker's environment variables; `shares` are its GPUs, from `gpu_shares`."""
-    cluster = {"worker": free_addresses(len(shares))}  # the chief's address comes first
-    return [
-        {"TF_CONFIG": json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}}),
-         "PYTHONUNBUFFERED": "1",  # lines appear at once
-         **({} if share is None else {VISIBLE_GPUS: share})}
-        for index, share in enumerate(shares)
-    ]
-
-
 def free_addresses(count: int) -> list[str]:
     """Returns `count` different unused addresses of this machine, such as "127.0.0.1:12345"."""
     found: list[str] = []
@@ -103,7 +92,14 @@ def launch(
         while True:
             start = ["-m", "towers"] if words[0] == INSTALLED else [words[0]]
             command = [sys.executable, *start, *words[1:]]
-            ends, named = supervise(command, worker_environments([shares[i] for i in left]), stops)
+            cluster, environments = {"worker": free_addresses(len(left))}, []
+            for index, gpus in enumerate(shares[i] for i in left):
+                task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+                own = {} if gpus is None else {VISIBLE_GPUS: gpus}
+                # Python without buffers shows lines at once.
+                lines = {"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"}
+                environments.append(lines | own)
+            ends, named = supervise(command, environments, stops)
             directory = named or directory
             why = cause(ends)
             if stops and (why is None or why.is_loss or why.is_stop) and any(e.code for e in ends):

@@ -131,20 +131,18 @@ class _Reader:
                 self._connection.recv_bytes_into(_bytes(array))
             return arrays
         except (EOFError, OSError):
-            raise self._gone() from None
-
-    def _gone(self) -> ValueError:
-        self._process.join()
-        code, index = self._process.exitcode or 0, self._index.value
-        how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-        return ValueError(
-            f"{self._where}: a process that reads examples has ended {how} " + (
-                f"at example {index}. Where the memory was too small use fewer `data_workers`."
+            self._process.join()
+            code, index = self._process.exitcode or 0, self._index.value
+            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+            why = (
+                f"at example {index}. If memory was too small, use fewer `data_workers`."
                 if index >= 0 else
                 "before the first one. It imports the script that runs: begin that with "
                 "if __name__ == '__main__', or use data_workers=0."
             )
-        )
+            raise ValueError(
+                f"{self._where}: a process that reads examples has ended {how} {why}"
+            ) from None
 
 
 def _serve(source: Source, connection: Any, current: Any) -> None:

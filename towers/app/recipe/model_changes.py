@@ -76,16 +76,16 @@ def set_dropout(model: keras.Model, rate: float) -> None:
         )
 
 
-def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> str | None:
+def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> list[str]:
     """Assigns the values in `init_from` to a built model's variables with equal names and shapes.
 
-    Returns a line with the number of variables found and the missing ones; None without a file. A
-    resumed run has its values in its checkpoint, so its file may be missing. A relative path begins
-    in `begun`.
+    Returns a line with the number of variables found and the missing ones. A resumed run has its
+    values in its checkpoint, so its file may be missing: no line. A relative path begins in
+    `begun`.
     """
-    path = config.init_from
-    if path is None or config.resume is not None and not (begun / path).exists():
-        return None
+    path = str(config.init_from)
+    if config.resume is not None and not (begun / path).exists():
+        return []
     saved = load_file(begun / path, "init_from", compile=False)
     sources = list(zip(_names(saved), saved.weights, strict=True))
     missing = []
@@ -103,13 +103,7 @@ def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -
             f"{held}; the model has {_listed(missing)}."
         )
     text = f"{total - len(missing)} of {total} variables begin with the values in {path}"
-    return f"{text}; not found in it: {_listed(missing)}" if missing else text
-
-
-def check_file(config: TrainConfig, begun: Path = Path()) -> None:
-    """Raises ValueError if `init_from` is set but is not a file."""
-    if config.init_from is not None and not (begun / config.init_from).is_file():
-        raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
+    return [f"{text}; not found in it: {_listed(missing)}" if missing else text]
 
 
 def _names(model: keras.Model) -> list[str]:

@@ -12,7 +12,7 @@ import dataclasses
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -22,13 +22,6 @@ from towers.app.config import TrainConfig, fields_with, step_epochs
 from towers.app.fields import Role
 
 _STEP_FACTOR = 0.1  # source: He et al. 2016, Goyal et al. 2017
-
-
-class Length(NamedTuple):
-    """Holds the numbers of updates in a run, at most `max_steps`, and in an epoch."""
-
-    num_steps: int
-    steps_an_epoch: int
 
 
 @keras.saving.register_keras_serializable(package="towers")
@@ -56,17 +49,19 @@ class WarmUp(LearningRateSchedule):
         return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": after}
 
 
-def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | LearningRateSchedule:
+def make_schedule(
+    config: TrainConfig, rate: float, steps_an_epoch: int
+) -> float | LearningRateSchedule:
     """Returns the learning rate of a run, at most `rate`: a number if it is constant.
 
     Raises ValueError if the warm-up is not shorter than the run.
     """
     schedules, warm = keras.optimizers.schedules, config.warmup_steps
-    steps = max(1, length.num_steps)
+    steps = max(1, config.num_steps(steps_an_epoch))
     if warm >= steps:
         raise ValueError(
-            f"warmup_steps ({warm}) must be fewer than the run's updates: {length.num_steps:,}, "
-            f"{length.steps_an_epoch:,} an epoch."
+            f"warmup_steps ({warm}) must be fewer than the run's updates: "
+            f"{config.num_steps(steps_an_epoch):,}, {steps_an_epoch:,} an epoch."
         )
     if config.schedule == "constant" and not warm:
         return rate
@@ -83,19 +78,19 @@ def make_schedule(config: TrainConfig, rate: float, length: Length) -> float | L
     else:
         epochs = step_epochs(config.schedule)
         # Keras' boundaries are the last steps, counted from 0, that have the earlier rate.
-        boundaries = [epoch * length.steps_an_epoch - 1 for epoch in epochs]
+        boundaries = [epoch * steps_an_epoch - 1 for epoch in epochs]
         rates = [rate * _STEP_FACTOR**n for n in range(len(epochs) + 1)]
         after = schedules.PiecewiseConstantDecay(boundaries, rates)
     return WarmUp(rate, warm, after) if warm else after
 
 
-def schedule_notes(config: TrainConfig, length: Length) -> list[str]:
+def schedule_notes(config: TrainConfig, steps_an_epoch: int) -> list[str]:
     """Returns a note that describes the learning rate's warm-up and schedule."""
     texts = [f"from 0 up over {config.warmup_steps:,} updates"] if config.warmup_steps else []
     if epochs := step_epochs(config.schedule):
         texts.append(f"a tenth after epoch {', '.join(map(str, epochs))}")
     elif config.schedule != "constant":
-        texts.append(f"{config.schedule} to 0 at update {length.num_steps:,}")
+        texts.append(f"{config.schedule} to 0 at update {config.num_steps(steps_an_epoch):,}")
     return [f"learning rate: {', then '.join(texts)}"]
 
 
@@ -115,7 +110,9 @@ def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[Non
         inner.learning_rate = warm_up
 
 
-def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.optimizers.Optimizer:
+def make_optimizer(
+    config: TrainConfig, name: str, steps_an_epoch: int
+) -> keras.optimizers.Optimizer:
     """Makes the Keras optimizer with this name, in any case; with mixed_float16, it scales losses.
 
     Raises ValueError if Keras has none, or if the optimizer lacks a configured argument.
@@ -129,7 +126,7 @@ def make_optimizer(config: TrainConfig, name: str, length: Length) -> keras.opti
     kind = classes.get(name.lower())
     if kind is None:
         raise ValueError(f"optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
-    optimizer = kind(**_arguments(config, kind, length))
+    optimizer = kind(**_arguments(config, kind, steps_an_epoch))
     if config.precision == "mixed_float16":
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
@@ -142,7 +139,7 @@ def given(config: TrainConfig) -> list[str]:
 
 
 def override_optimizer(
-    optimizer: keras.optimizers.Optimizer, config: TrainConfig, length: Length
+    optimizer: keras.optimizers.Optimizer, config: TrainConfig, steps_an_epoch: int
 ) -> keras.optimizers.Optimizer:
     """Returns a compiled model's optimizer with the configured arguments, or its replacement.
 
@@ -151,7 +148,7 @@ def override_optimizer(
     """
     names = given(config)
     if config.optimizer is not None:
-        return make_optimizer(config, config.optimizer, length)
+        return make_optimizer(config, config.optimizer, steps_an_epoch)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if names == ["learning_rate"] or config.has_schedule and "learning_rate" not in names:
         if isinstance(inner.get_config()["learning_rate"], dict):
@@ -165,7 +162,7 @@ def override_optimizer(
     if names == ["learning_rate"]:
         inner.learning_rate = config.learning_rate
     elif names:
-        arguments = _arguments(config, type(inner), length)
+        arguments = _arguments(config, type(inner), steps_an_epoch)
         changed = type(inner).from_config({**inner.get_config(), **arguments})
         return changed if inner is optimizer else keras.optimizers.LossScaleOptimizer(changed)
     return optimizer
@@ -179,7 +176,7 @@ def shown_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> fl
     return float(keras.optimizers.schedules.deserialize(rate)(config.warmup_steps))
 
 
-def _arguments(config: TrainConfig, kind: type, length: Length) -> dict[str, Any]:
+def _arguments(config: TrainConfig, kind: type, steps_an_epoch: int) -> dict[str, Any]:
     """Returns the configured arguments for a class of Keras' optimizers; raises ValueError.
 
     `global_clipnorm` limits the averaged gradients' norm, because the step passes only these.
@@ -193,7 +190,7 @@ def _arguments(config: TrainConfig, kind: type, length: Length) -> dict[str, Any
     if config.learning_rate is not None or config.has_schedule:
         rate = config.learning_rate
         largest = float(parameters["learning_rate"].default) if rate is None else rate
-        arguments["learning_rate"] = make_schedule(config, largest, length)
+        arguments["learning_rate"] = make_schedule(config, largest, steps_an_epoch)
     if config.momentum is not None and "momentum" not in parameters:
         raise ValueError(
             f"momentum ({config.momentum}): {kind.__name__.lower()} has none. Use optimizer=sgd."

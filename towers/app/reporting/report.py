@@ -54,7 +54,7 @@ class Report:
     def __init__(self, stream: TextIO | None = None) -> None:
         self._stream = sys.stdout if stream is None else stream  # None if stdout is closed
         self._prefix = places.prefix(places.here())
-        self._log: Path | None = None
+        self.log: Path | None = None  # the file to which later lines are appended as well
         self._live: Live | None = None  # the line that is updated on a terminal
         self._console: Console | None = None
         if self._stream is not None and self._stream.isatty():
@@ -64,10 +64,6 @@ class Report:
             if console.is_terminal and not console.is_dumb_terminal:
                 self._console = console
         self._shown_at = time.monotonic()
-
-    def open_log(self, path: Path) -> None:
-        """Appends all later lines to this file as well."""
-        self._log = path
 
     def line(self, text: str) -> None:
         """Shows one line, with paths relative to the directory in which the report was made.
@@ -82,11 +78,11 @@ class Report:
             elif self._stream is not None:
                 print(shown, file=self._stream, flush=True)
         try:
-            if self._log is not None:
-                with self._log.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            if self.log is not None:
+                with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
                     file.write(text.rstrip() + "\n")
         except OSError as error:
-            path, self._log = self._log, None
+            path, self.log = self.log, None
             self.warn(f"{path} cannot be written any more ({error.strerror}); training continues.")
 
     def warn(self, message: str) -> None:

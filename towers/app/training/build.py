@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
@@ -16,7 +17,7 @@ from towers.app.datasets.weighting import weighed
 from towers.app.named import one_line
 from towers.app.recipe.label_smoothing import smoothed
 from towers.app.recipe.model_changes import freeze, set_dropout, take_values
-from towers.app.recipe.optimizer import Length, make_optimizer, override_optimizer, schedule_notes
+from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
 from towers.machine import devices as devices_lib, places
 from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
@@ -61,7 +62,7 @@ class Run(NamedTuple):
     @property
     def num_steps(self) -> int:
         """Returns the number of updates in the run, at most --max_steps."""
-        return _num_steps(self.config, self.steps_an_epoch)
+        return self.config.num_steps(self.steps_an_epoch)
 
 
 def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
@@ -101,25 +102,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         if not model.built:
             model(tf.nest.map_structure(symbolic, train.specs[0]))
         train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
-        notes = [*dataset.notes]
-        if config.dropout is not None:
-            set_dropout(model, config.dropout)
-        if config.init_from is not None:
-            notes.append(take_values(model, config, begun))
-        if config.freeze is not None:
-            notes.append(freeze(model, config.freeze))
-        notes += weights
-        length = Length(_num_steps(config, steps), steps)
-        if custom_loss:  # the model keeps its loss and metrics
-            check_steps(model)
-            optimizer = override_optimizer(model.optimizer, config, length)
-            if optimizer is not model.optimizer:
-                recompile(model, optimizer)
-        else:  # a classifier, without label smoothing, so that its file loads without towers
-            optimizer = make_optimizer(config, config.optimizer or source.optimizer, length)
-            model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-        if config.has_schedule:
-            notes += schedule_notes(config, length)
+        changes = _prepare_model(model, config, begun, source.optimizer, steps)
         jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
@@ -156,10 +139,36 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         config=resolved, step=step, train=train, test=test, batch_size=batch_size,
         steps_an_epoch=steps, workers=step.cluster, make_step=make_step,
         metrics=list(better), columns=columns, monitor=monitor, custom_loss=custom_loss,
-        first_iteration=int(step.optimizer.iterations), notes=list(filter(None, notes)),
+        first_iteration=int(step.optimizer.iterations), notes=[*dataset.notes, *weights, *changes],
         class_names=dataset.class_names, divided=dataset.divided_for_model,
         warnings=[*dataset.warnings, *filter(None, [shared])],
     )
+
+
+def _prepare_model(
+    model: keras.Model, config: TrainConfig, begun: Path, optimizer: str, steps_an_epoch: int
+) -> list[str]:
+    """Changes a built model as configured, and compiles it; returns lines about the changes.
+
+    A compiled model keeps its loss and metrics, and any other model becomes a classifier. begun:
+        the directory where relative paths begin. optimizer: the name of the model's default one.
+    """
+    notes = []
+    if config.dropout is not None:
+        set_dropout(model, config.dropout)
+    if config.init_from is not None:
+        notes += take_values(model, config, begun)
+    if config.freeze is not None:
+        notes.append(freeze(model, config.freeze))
+    if model.compiled:
+        check_steps(model)
+        found = override_optimizer(model.optimizer, config, steps_an_epoch)
+        if found is not model.optimizer:
+            recompile(model, found)
+    else:  # without label smoothing, so that its file loads without towers
+        found = make_optimizer(config, config.optimizer or optimizer, steps_an_epoch)
+        model.compile(found, "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return notes + (schedule_notes(config, steps_an_epoch) if config.has_schedule else [])
 
 
 def reads_own_rows(model: keras.Model, examples: Examples) -> bool:
@@ -219,8 +228,3 @@ def find_devices(config: TrainConfig) -> list[str]:
     if config.num_towers is None:
         return devices
     return devices[: join_workers().most_towers(config.num_towers) * each]
-
-
-def _num_steps(config: TrainConfig, steps_an_epoch: int) -> int:
-    steps = config.epochs * steps_an_epoch
-    return steps if config.max_steps is None else min(steps, config.max_steps)

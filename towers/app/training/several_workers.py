@@ -17,15 +17,6 @@ from towers.workers.workers import Workers
 from towers.app.training.build import Run
 
 
-def check_alone(cluster: Cluster, what: str) -> None:
-    """Raises ValueError if the environment names several workers; the error begins with `what`."""
-    if cluster.num_workers > 1:
-        raise ValueError(
-            f"{what} works with one worker, and the environment names {cluster.num_workers}. Unset "
-            "TF_CONFIG for it."
-        )
-
-
 def log_name(cluster: Cluster) -> str:
     """Returns log.txt for the chief, and log-1.txt for worker 1."""
     return run_dir.LOG if cluster.is_chief else f"log-{cluster.index}.txt"

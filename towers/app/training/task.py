@@ -6,7 +6,7 @@ any other model                           the model, then the data, which have c
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -68,22 +68,19 @@ def is_python(config: TrainConfig) -> bool:
 
 
 def load_callbacks(
-    spec: str | None, given: Sequence[keras.callbacks.Callback] = ()
+    spec: str | None, given: Any = ()
 ) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of the function "package.module:function", if any, then those given.
+
+    As for Keras, one callback may stand for a list of one, and None for an empty list.
 
     Raises:
         ValueError: the function cannot be imported, a callback is not a Keras callback, or it is a
             BackupAndRestore, which would replace the run's weights.
     """
     returned = [] if spec is None else named.import_function(spec, "callbacks")()
-    if not isinstance(returned, list | tuple):
-        raise ValueError(
-            f"callbacks ({spec!r}) returned {type(returned).__name__}; it must be a list of "
-            "keras.callbacks.Callback."
-        )
-    found = [*((f"callbacks ({spec!r}) returned", callback) for callback in returned),
-             *(("callbacks hold", callback) for callback in given)]
+    of_each = {f"callbacks ({spec!r}) returned": returned, "callbacks hold": given or []}
+    found = [(begin, one) for begin, some in of_each.items() for one in keras.tree.flatten(some)]
     for begin, callback in found:
         if not isinstance(callback, keras.callbacks.Callback):
             raise ValueError(
@@ -95,7 +92,7 @@ def load_callbacks(
                 "saves checkpoints already: leave BackupAndRestore out, and resume the run's "
                 "directory."
             )
-    return [*returned, *given]
+    return [callback for _, callback in found]
 
 
 def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
