@@ -180,6 +180,7 @@ def test_a_run_trains_on_ragged_examples_and_goes_on_to_the_same_bits(tmp_path):
         run("ragged", split, run_dir=tmp_path / "augmented", augment="tests.objects:none")
 
 
+@pytest.mark.matrix
 def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):
     x, y, _ = examples("sparse", 20)
     dense = {**x, "words": tf.sparse.to_dense(x["words"])}

@@ -1,6 +1,6 @@
-"""A run of towers.train, or a fit with towers.Resume, that was interrupted: the same bits.
+"""A run of towers.train, or a fit with towers.Resume, resumes to the same bits after an interrupt.
 
-Both are a script that is started again, here twice: as a function, and as a process that is killed.
+A user runs the script again to resume it. Here it is a function, or a process that is killed.
 """
 
 import functools
@@ -20,7 +20,7 @@ from tests.resume import loaders
 from towers.resume import checkpoints, run_dir
 
 C, L = keras.callbacks, keras.layers
-SCRIPT = {  # what an edited script has otherwise
+SCRIPT = {  # tests change these values, as a user edits a script
     "optimizer": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS)),
     "units": 5, "x": 0.0, "y": False,
 }
@@ -46,13 +46,13 @@ def digest(values):
 
 
 class Train:
-    """towers.train on 3 towers; another seed in each process, as of a script that sets none."""
+    """towers.train on 3 towers. Each call has another seed, like a script that sets none."""
 
     seed = 0
 
     def run(self, directory, *, after=None, call=None, every=1, callbacks=lambda: [], epochs=2,
             num_gpus=2):
-        """(history, digest) of a run that begins in a directory, or goes on there.
+        """Starts or resumes a run in a directory; returns (history, digest).
 
         after, call: see Interrupt. every: steps from one checkpoint to the next.
         """
@@ -70,7 +70,7 @@ class Train:
 
 
 class Fit:
-    """A parallel model's fit; of the same script, the same model with other values in it."""
+    """A parallel model's fit. Calls with the same script share one model, with other values."""
 
     models: dict = {}
 
@@ -80,7 +80,7 @@ class Fit:
             parallel = towers.make_parallel(compiled(), num_gpus, num_towers=3)
             self.models[key] = parallel
         data, steps = examples(), {}
-        if is_stateful:  # of batches
+        if is_stateful:  # the loader gives batches
             x, y = examples(28)
             data = [lambda: loaders.Loader(x.reshape(4, 7, 6), y.reshape(4, 7))]
             steps = {"batch_size": None, "steps_per_epoch": 4}
@@ -89,51 +89,53 @@ class Fit:
         return history, hashlib.sha256(b"".join(values)).hexdigest()
 
 
-DOORS = {"train": Train(), "fit": Fit()}
+ENTRY_POINTS = {"train": Train(), "fit": Fit()}
 
 
-@pytest.fixture(params=DOORS)
-def door(request):
-    return DOORS[request.param]
+@pytest.fixture(params=ENTRY_POINTS)
+def entry(request):
+    return ENTRY_POINTS[request.param]
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
-    """The outcome of a door's run that nobody has interrupted; computed once."""
-    return functools.cache(lambda door: door.run(tmp_path_factory.mktemp("whole") / "run"))
+    """Maps an entry point to the outcome of a run without interruption, which is computed once."""
+    return functools.cache(lambda entry: entry.run(tmp_path_factory.mktemp("whole") / "run"))
 
 
-def interrupted(door, directory, after, **options):
-    """The outcome of a run that is interrupted after each of these numbers of steps."""
+def interrupted(entry, directory, after, **options):
+    """Interrupts a run after each of these numbers of steps; returns the outcome of its end."""
     for steps in after:
         with pytest.raises(InterruptedError):
-            door.run(directory, after=steps, **options)
-    return door.run(directory, **options)
+            entry.run(directory, after=steps, **options)
+    return entry.run(directory, **options)
 
 
-def said(capsys, recwarn):
+def output(capsys, recwarn):
     return capsys.readouterr().out + "".join(str(w.message) for w in recwarn.list)
 
 
 @pytest.mark.telling("fit-3", "train-6")
 @pytest.mark.parametrize("after", range(STEPS))
-def test_interrupted_at_any_step_it_goes_on_to_the_same_bits(door, after, uninterrupted, tmp_path):
-    """Dropout, BatchNorm, Adam and its schedule, the examples' order, ragged last batches."""
-    history, _ = outcome = interrupted(door, tmp_path / "run", [after])
-    assert outcome == uninterrupted(door)
+def test_a_run_interrupted_at_any_step_resumes_to_the_same_bits(
+    entry, after, uninterrupted, tmp_path
+):
+    """The run has Dropout, BatchNorm, Adam with a schedule, shuffling and an uneven last batch."""
+    history, _ = outcome = interrupted(entry, tmp_path / "run", [after])
+    assert outcome == uninterrupted(entry)
     assert len(history["val_loss"]) == 2
 
 
 @pytest.mark.telling("fit")
-def test_interrupted_again_and_again_it_goes_on_to_the_same_bits(door, uninterrupted, tmp_path):
-    assert interrupted(door, tmp_path / "run", [2, 3, 2], every=3) == uninterrupted(door)
+def test_a_run_interrupted_several_times_resumes_to_the_same_bits(entry, uninterrupted, tmp_path):
+    assert interrupted(entry, tmp_path / "run", [2, 3, 2], every=3) == uninterrupted(entry)
 
 
 @pytest.mark.telling("after0")
 @pytest.mark.parametrize("after", [[2, 3], [5]])
-def test_data_with_a_state_go_on_with_it(after, tmp_path):
-    whole = DOORS["fit"].run(tmp_path / "whole", is_stateful=True)
-    assert interrupted(DOORS["fit"], tmp_path / "run", after, is_stateful=True) == whole
+def test_data_that_save_a_state_resume_from_it(after, tmp_path):
+    whole = ENTRY_POINTS["fit"].run(tmp_path / "whole", is_stateful=True)
+    assert interrupted(ENTRY_POINTS["fit"], tmp_path / "run", after, is_stateful=True) == whole
 
 
 def kill(*_):
@@ -150,20 +152,19 @@ KILLS = {"after a step": kill, "in the middle of a save": kill_at_the_last_act_o
 
 @pytest.mark.telling("fit-*middle*")
 @pytest.mark.parametrize("moment", KILLS)
-def test_killed_processes_on_any_devices_go_on_to_the_same_bits(
-    door, moment, uninterrupted, tmp_path
+def test_a_killed_process_resumes_on_any_devices_to_the_same_bits(
+    entry, moment, uninterrupted, tmp_path
 ):
     def run(num_gpus, *fault):
-        name = next(name for name, other in DOORS.items() if other is door)
+        name = next(name for name, other in ENTRY_POINTS.items() if other is entry)
         return processes.run(
             "-m", "tests.interrupted_test", name, tmp_path / "run", num_gpus, *fault)
 
-    for num_gpus, step in ((2, "5"), (1, "1")):
-        killed = run(num_gpus, moment, step)
-        assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    killed = run(2, moment, "5")
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
     done = run(3)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.splitlines()[-1] == repr(uninterrupted(door))
+    assert done.stdout.splitlines()[-1] == repr(uninterrupted(entry))
 
 
 class InValidation(C.Callback):
@@ -177,17 +178,17 @@ class Stop(C.Callback):
 
 
 @pytest.mark.telling("fit")
-def test_a_stop_in_mid_epoch_is_one_also_after_its_validation_was_interrupted(door, tmp_path):
-    """The steps that were left out are not made up for."""
-    whole = door.run(tmp_path / "whole", callbacks=lambda: [Stop()])
+def test_a_stop_within_an_epoch_holds_after_its_validation_was_interrupted(entry, tmp_path):
+    """The steps that the stop left out are not repeated."""
+    whole = entry.run(tmp_path / "whole", callbacks=lambda: [Stop()])
     assert len(whole[0]["loss"]) == 1
     with pytest.raises(InterruptedError):
-        door.run(tmp_path / "run", callbacks=lambda: [Stop(), InValidation()])
-    assert door.run(tmp_path / "run", callbacks=lambda: [Stop()]) == whole
+        entry.run(tmp_path / "run", callbacks=lambda: [Stop(), InValidation()])
+    assert entry.run(tmp_path / "run", callbacks=lambda: [Stop()]) == whole
 
 
 class Count(C.Callback):
-    """A user's, which remembers the steps it has seen."""
+    """A user's callback that counts steps."""
 
     count = 0
 
@@ -204,8 +205,9 @@ class Count(C.Callback):
         self.count = state
 
 
-def test_what_callbacks_remember_goes_on_with_them(door, tmp_path, monkeypatch):
-    """A rate that falls on plateaus and by a schedule, averages, an early stop, best weights."""
+@pytest.mark.telling("train")
+def test_callbacks_resume_with_their_state(entry, tmp_path, monkeypatch):
+    """They change the learning rate, average weights, stop early and restore the best weights."""
     monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
         0.1, use_ema=True, ema_momentum=0.6))
 
@@ -221,11 +223,7 @@ def test_what_callbacks_remember_goes_on_with_them(door, tmp_path, monkeypatch):
                     "accuracy", patience=3, min_delta=1.0, mode="max", restore_best_weights=True),
             ]
 
-        if after:
-            with pytest.raises(InterruptedError):
-                door.run(
-                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation()], epochs=9)
-        outcome = interrupted(door, tmp_path / name, after, callbacks=callbacks, epochs=9)
+        outcome = interrupted(entry, tmp_path / name, after, callbacks=callbacks, epochs=9)
         return outcome, (tmp_path / f"{name}.csv").read_text()
 
     whole = run("whole", [])
@@ -235,10 +233,10 @@ def test_what_callbacks_remember_goes_on_with_them(door, tmp_path, monkeypatch):
 
 @pytest.mark.telling("fit-True")
 @pytest.mark.parametrize("swap_on_epoch", [None, False, True])
-def test_a_complete_one_returns_its_history_and_a_longer_one_goes_on(
-    door, swap_on_epoch, tmp_path, monkeypatch
+def test_a_complete_run_returns_its_history_and_resumes_with_more_epochs(
+    entry, swap_on_epoch, tmp_path, monkeypatch
 ):
-    """From the weights, not from their averages: Keras discards these after the last epoch."""
+    """It resumes from the weights, because Keras discards the averages after the last epoch."""
     monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
         0.3, use_ema=True, ema_momentum=0.7))
 
@@ -246,55 +244,58 @@ def test_a_complete_one_returns_its_history_and_a_longer_one_goes_on(
         def callbacks():
             return [] if swap_on_epoch is None else [C.SwapEMAWeights(swap_on_epoch)]
 
-        return door.run(tmp_path / name, callbacks=callbacks, **options)
+        return entry.run(tmp_path / name, callbacks=callbacks, **options)
 
     longer = run("long", epochs=3)
     first = run("run")
-    assert run("run", after=0) == first  # not one step
+    assert run("run", after=0) == first  # no step is repeated
     assert run("run", epochs=3) == longer
 
 
 @pytest.mark.telling("fit-SIGTERM")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
-def test_a_signal_ends_it_after_a_step_saved(door, name, uninterrupted, tmp_path, capsys):
+def test_a_signal_saves_after_the_step_and_ends_the_run(
+    entry, name, uninterrupted, tmp_path, capsys
+):
     number = getattr(signal, name)
     received, before = [], signal.getsignal(number)
     if number != signal.SIGINT:
         signal.signal(number, lambda *_: received.append(number))
     try:
         with pytest.raises(KeyboardInterrupt):
-            door.run(
+            entry.run(
                 tmp_path / "run", after=2, call=lambda: os.kill(os.getpid(), number), every=1000)
     finally:
         signal.signal(number, before)
     assert received == [number] * (number != signal.SIGINT)
     assert "saved at step 3" in capsys.readouterr().out
-    assert door.run(tmp_path / "run") == uninterrupted(door)
+    assert entry.run(tmp_path / "run") == uninterrupted(entry)
 
 
-# Damage, and disks that take no more.
+# Damaged checkpoints and full disks
 
 
 @pytest.mark.telling("fit")
-def test_damage_falls_back_and_says_so_and_all_damaged_is_refused(
-    door, uninterrupted, tmp_path, capsys, recwarn
+def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
+    entry, uninterrupted, tmp_path, capsys, recwarn
 ):
     with pytest.raises(InterruptedError):
-        door.run(tmp_path / "run", after=6)
+        entry.run(tmp_path / "run", after=6)
     newest, *older = checkpoints.find(tmp_path / "run" / "checkpoints")
     (newest / checkpoints.ARRAYS).write_bytes(bytes(4))
-    assert door.run(tmp_path / "run") == uninterrupted(door)
-    text = said(capsys, recwarn)
+    assert entry.run(tmp_path / "run") == uninterrupted(entry)
+    text = output(capsys, recwarn)
     assert f"{newest.name} is damaged: arrays.bin has 4 bytes instead of" in text
     for path in checkpoints.find(tmp_path / "run" / "checkpoints"):
         (path / checkpoints.MANIFEST).unlink()
     with pytest.raises(ValueError, match="no checkpoint is good: "):
-        door.run(tmp_path / "run", epochs=3)
+        entry.run(tmp_path / "run", epochs=3)
 
 
+@pytest.mark.telling("fit-0", "train-1")
 @pytest.mark.parametrize("first_step", [0, 1])
-def test_of_checkpoints_that_cannot_be_written_the_first_ends_it_and_others_warn(
-    door, first_step, tmp_path, monkeypatch, capsys, recwarn
+def test_a_first_checkpoint_that_cannot_be_written_is_an_error_and_a_later_one_a_warning(
+    entry, first_step, tmp_path, monkeypatch, capsys, recwarn
 ):
     write = checkpoints.write
 
@@ -306,27 +307,27 @@ def test_of_checkpoints_that_cannot_be_written_the_first_ends_it_and_others_warn
     monkeypatch.setattr(checkpoints, "write", full)
     if first_step == 0:
         with pytest.raises(ValueError, match="no checkpoint can be written: .*No space left"):
-            door.run(tmp_path / "run")
+            entry.run(tmp_path / "run")
         assert not (tmp_path / "run" / run_dir.CONFIG).exists()
         return
-    history, _ = door.run(tmp_path / "run")
+    history, _ = entry.run(tmp_path / "run")
     assert len(history["loss"]) == 2
-    assert "epoch-1-step-4 cannot be written (No space left on device)" in said(capsys, recwarn)
+    assert "epoch-1-step-4 cannot be written (No space left on device)" in output(capsys, recwarn)
     found = checkpoints.find(tmp_path / "run" / "checkpoints")
     assert [path.name for path in found] == ["epoch-0-step-0"]
 
 
-# What is refused.
+# Errors
 
 
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
-    """The directory of a door's run that was interrupted."""
+    """Maps an entry point to the directory of an interrupted run."""
     @functools.cache
-    def begin(door):
+    def begin(entry):
         directory = tmp_path_factory.mktemp("begun") / "run"
         with pytest.raises(InterruptedError):
-            door.run(directory, after=3)
+            entry.run(directory, after=3)
         return directory
 
     return begin
@@ -336,6 +337,7 @@ def files(directory):
     return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != "lock"}
 
 
+@pytest.mark.telling("fit-units*", "train-x*", "train-optimizer*Sched", "fit-optimizer*: optimizer")
 @pytest.mark.parametrize("name, value, words", [
     ("units", 7, r"holds another model: here \S*kernel is float32 \[6, 7\], in the .*\[6, 5\]"),
     ("x", 1.0, "another fit: data|the train data are not those that .*step-3 was trained on"),
@@ -343,29 +345,29 @@ def files(directory):
      r"another \w+: optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched"),
     ("optimizer", lambda: "sgd", r"another \w+: optimizer"),
 ])
-def test_an_edited_script_is_refused_with_what_differs(
-    door, name, value, words, begun, monkeypatch
+def test_an_edited_script_is_an_error_that_names_the_difference(
+    entry, name, value, words, begun, monkeypatch
 ):
-    directory = begun(door)
+    directory = begun(entry)
     before = files(directory)
     monkeypatch.setitem(SCRIPT, name, value)
     with pytest.raises(ValueError, match=words) as caught:
-        door.run(directory)
+        entry.run(directory)
     assert "\n" not in str(caught.value)
     assert files(directory) == before
 
 
-def test_a_directory_in_use_is_refused(door, begun):
-    with run_dir.locked(begun(door)):
+def test_a_directory_in_use_is_an_error(entry, begun):
+    with run_dir.locked(begun(entry)):
         with pytest.raises(ValueError, match=f"is in use: process {os.getpid()}"):
-            door.run(begun(door))
+            entry.run(begun(entry))
 
 
 def _main(name, directory, num_gpus, moment=None, step=0):
     """python -m tests.interrupted_test DOOR DIRECTORY NUM_GPUS [MOMENT STEP]: the outcome."""
     towers.logical_cpus(8, num_towers=2)
     fault = {} if moment is None else {"after": int(step), "call": KILLS[moment]}
-    print(repr(DOORS[name].run(Path(directory), num_gpus=int(num_gpus), every=2, **fault)))
+    print(repr(ENTRY_POINTS[name].run(Path(directory), num_gpus=int(num_gpus), every=2, **fault)))
 
 
 if __name__ == "__main__":

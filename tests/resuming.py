@@ -32,8 +32,6 @@ def model(input_shape, num_classes):
         keras.layers.Conv2D(4, 3, activation="relu"),
         keras.layers.BatchNormalization(),
         keras.layers.Flatten(),
-        keras.layers.Dropout(0.25),
-        keras.layers.Dense(8, activation="relu"),
         keras.layers.Dropout(0.5),
         keras.layers.Dense(num_classes, activation="softmax"),
     ])

@@ -80,9 +80,10 @@ def rows(path):
 def eight(tmp_path_factory):
     """A run on eight devices, whose directory several tests look at."""
     cwd = tmp_path_factory.mktemp("eight")
-    done = run(TRAIN, "--model=mlp", "--max_steps=3", "--num_gpus=8", "--batch_size=128",
+    (cwd / "users.py").write_text(USERS)
+    done = run(TRAIN, "--model=users:model", "--max_steps=3", "--num_gpus=8", "--batch_size=128",
                "--device=cpu", cwd=cwd)
-    return done, cwd / "runs" / "mlp-mnist-001"
+    return done, cwd / "runs" / "users_model-mnist-001"
 
 
 def matrix(*values):
@@ -132,7 +133,7 @@ def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(eight):
     assert lines[3:6] == [
         "Batch     128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)",
         "Data      mnist: 60,000 train, 10,000 test",
-        "Model     mlp, 5,824,522 parameters; adam, learning rate 0.001; seed 0",
+        "Model     users:model, 7,850 parameters; adam, learning rate 0.001; seed 0",
     ]
     assert lines[-1].startswith("Done: 3 steps in ")
     log = (directory / "log.txt").read_text().splitlines()
@@ -153,7 +154,7 @@ def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_it
         "import sys; sys.modules['towers'] = None; import keras; "
         f"print(keras.saving.load_model({str(eight[1] / 'final.keras')!r}).count_params())"
     )
-    assert run("-c", code, cwd=tmp_path).stdout == "5824522\n"
+    assert run("-c", code, cwd=tmp_path).stdout == "7850\n"
     done = run(TRAIN, f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", "--epochs=3",
                cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
@@ -188,7 +189,7 @@ def test_what_towers_warn_of_stands_on_the_terminal(users, tmp_path):
 
 def test_a_sweep_leaves_table_picture_runs_and_advice_and_runs_no_cell_again(users, tmp_path):
     flags = ["--models=users:model", "--dataset=synthetic", "--batch_sizes=2048", "--max_steps=3",
-             "--gpu_counts=1,3", "--device=cpu", "--out_dir=out"]
+             "--gpu_counts=3", "--device=cpu", "--out_dir=out"]
     done = run(SWEEP, *flags, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     out = tmp_path / "out"
@@ -196,24 +197,18 @@ def test_a_sweep_leaves_table_picture_runs_and_advice_and_runs_no_cell_again(use
     cell = out / "cells" / "users_model-batch2048-gpus3"
     assert {"config.json", "results.csv", "final.keras", "log.txt"} <= {*os.listdir(cell)}
 
-    one, three = rows(out / "sweep.csv")
-    assert [three[name] for name in ("num_gpus", "per_tower_batch", "num_towers", "epochs")] == [
+    (row,) = rows(out / "sweep.csv")
+    assert [row[name] for name in ("num_gpus", "per_tower_batch", "num_towers", "epochs")] == [
         "3", "683", "3", "1"]
-    ratio = float(three["examples_per_second"]) / float(one["examples_per_second"])
-    assert float(three["speedup"]) == pytest.approx(ratio, rel=1e-4)
-    assert float(three["efficiency"]) == pytest.approx(ratio / 3, rel=1e-4)
     (result,) = rows(cell / "results.csv")
-    assert {result[n] == three[n] for n in ("accuracy", "val_accuracy", "seconds")} == {True}
+    assert {result[n] == row[n] for n in ("accuracy", "val_accuracy", "seconds")} == {True}
 
     lines = done.stdout.splitlines()
-    assert lines[:2] == ["towers 0.1 | sweep: out", "Cells     2, 2 to run"]
-    assert lines[2].startswith("1/2  users:model  batch 2,048 on 1, 2,048 a tower  ")
-    assert lines[3].startswith("2/2  users:model  batch 2,048 on 3,   683 a tower  ")
-    assert lines[2].endswith(" left") and lines[4] == "Wrote     out/sweep.csv, out/sweep.png"
-    assert lines[5].startswith("Advice    On logical CPU devices, ")
-
+    assert lines[:2] == ["towers 0.1 | sweep: out", "Cells     1, 1 to run"]
+    assert lines[2].startswith("1/1  users:model  batch 2,048 on 3, 683 a tower  ")
+    assert lines[3] == "Wrote     out/sweep.csv, out/sweep.png"
     again = processes.run(SWEEP, *flags, cwd=tmp_path)
-    assert again.stdout.splitlines() == [lines[0], "Cells     2, 0 to run", *lines[4:]]
+    assert again.stdout.splitlines() == [lines[0], "Cells     1, 0 to run", *lines[3:]]
 
 
 SHORT = (*FLAGS, "--max_steps=2")

@@ -24,10 +24,17 @@ pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
 STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # nothing changes: the first epoch stays best
 
 
-@pytest.fixture(name="whole", scope="module")
-def _whole(tmp_path_factory):
-    """The history of a run that nobody has interrupted."""
-    return towers.train(config(run_dir=str(tmp_path_factory.mktemp("whole") / "run")))
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory):
+    """A run without interruption: its directory and its history."""
+    directory = tmp_path_factory.mktemp("whole") / "run"
+    return directory, towers.train(config(run_dir=str(directory)))
+
+
+@pytest.fixture
+def whole(complete):
+    """The history of a run without interruption."""
+    return complete[1]
 
 
 @pytest.fixture(scope="module")
@@ -58,12 +65,19 @@ def refused(message, **values):
     assert files() == before
 
 
-def test_one_script_begins_a_run_and_goes_on_with_it(whole):
+def test_a_script_that_a_callback_has_ended_resumes_when_it_is_started_again(whole, capsys):
+    """The callback's exception is raised unchanged."""
+    def fail(*_):
+        raise LookupError("mine")
+
     with pytest.raises(ValueError, match="resume=auto continues the run .*Set `run_dir`"):
         towers.train(config(resume="auto"))
-    interrupted(resume="auto")
+    given = config(run_dir="run", resume="auto")
+    with pytest.raises(LookupError, match="mine"):
+        towers.train(given, [keras.callbacks.LambdaCallback(on_epoch_end=fail)])
+    assert "saved at step 4. Resume: python train.py --resume=run" in capsys.readouterr().out
     assert json.loads((RUN / "config.json").read_text())["resume"] is None
-    assert towers.train(config(run_dir="run", resume="auto")) == whole
+    assert towers.train(given) == whole
     with pytest.raises(ValueError, match="cannot change optimizer"):
         towers.train(config(run_dir="run", resume="auto", optimizer="sgd"))
 
@@ -86,11 +100,10 @@ def test_a_run_of_before_there_were_some_fields_goes_on(whole):
     assert towers.train(TrainConfig(resume="run")) == whole
 
 
-def test_a_complete_run_says_so_wherever_it_has_been_moved(capsys):
-    whole = towers.train(config(run_dir="whole"))
-    shutil.move("whole", RUN)
+def test_a_complete_run_says_so_wherever_it_has_been_moved(complete, capsys):
+    shutil.copytree(complete[0], RUN)
     before = files()
-    assert towers.train(TrainConfig(resume="run")) == whole
+    assert towers.train(TrainConfig(resume="run")) == complete[1]
     assert "Already complete: 2 epochs, best val_accuracy" in capsys.readouterr().out
     after = files()
     assert after.pop("run/log.txt").startswith(before.pop("run/log.txt"))
@@ -98,15 +111,12 @@ def test_a_complete_run_says_so_wherever_it_has_been_moved(capsys):
 
 
 @pytest.mark.telling("first0")
-@pytest.mark.parametrize("first", [{"max_steps": 6, "epochs": 4}, {"epochs": 2}])
-def test_a_run_that_has_ended_goes_on_to_a_larger_limit_as_if_it_had_not(first):
-    limits = {"epochs": 4, "max_steps": 15}
-    whole = towers.train(config(run_dir="whole", **limits))
-    towers.train(config(run_dir="run", **{"max_steps": 8, **first}))
-    larger = {k: v for k, v in limits.items() if first.get(k) != v}
-    assert towers.train(TrainConfig(resume="run", **larger)) == whole
+@pytest.mark.parametrize("first", [{"max_steps": 3, "epochs": 2}, {"max_steps": 4, "epochs": 1}])
+def test_a_run_that_has_ended_resumes_with_a_larger_limit(first, whole):
+    towers.train(config(run_dir="run", **first))
+    assert towers.train(TrainConfig(resume="run", epochs=2, max_steps=8)) == whole
     with open("run/results.csv", encoding="utf-8") as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2", "3", "4"]
+        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
 
 
 @pytest.mark.telling("limit0")
@@ -188,22 +198,6 @@ def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
     assert "no checkpoint yet: from step 0" in capsys.readouterr().out
 
 
-@pytest.mark.telling("on_epoch_end-4")
-@pytest.mark.parametrize("moment, step", [("on_train_begin", None), ("on_epoch_end", 4)])
-def test_a_callbacks_error_is_raised_as_it_is_and_no_half_state_is_saved(
-    moment, step, whole, capsys
-):
-    def fail(*_):
-        raise LookupError("mine")
-
-    with pytest.raises(LookupError, match="mine"):
-        towers.train(config(run_dir="run"), [keras.callbacks.LambdaCallback(**{moment: fail})])
-    words = f"saved at step {step}. Resume: python train.py --resume=run"
-    assert (words in capsys.readouterr().out) == (step is not None)
-    assert bool(checkpoints.find(RUN / "checkpoints")) == (step is not None)
-    assert towers.train(TrainConfig(resume="run")) == whole
-
-
 @pytest.mark.telling("True")
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_swapped_averages_are_kerass(swap_on_epoch):
@@ -231,10 +225,13 @@ def test_swapped_averages_are_kerass(swap_on_epoch):
 
 
 def test_early_stopping_ends_the_run_after_epochs_without_a_better_one():
-    still = {**STILL, "epochs": 9, "early_stopping": 2}
+    """Each epoch's end is saved, and the best epoch's checkpoint is kept."""
+    still = {**STILL, "epochs": 9, "early_stopping": 2, "checkpoint_every": 3}
     assert len(towers.train(config(run_dir="run", **still))["loss"]) == 3
     state = checkpoints.read_newest(RUN / "checkpoints")[1].state
     assert state["position"]["best_step"] == 4
+    names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
+    assert names == ["epoch-3-step-12", "epoch-2-step-9", "epoch-2-step-8", "epoch-1-step-4"]
     before = files()
     assert len(towers.train(TrainConfig(resume="run", epochs=20))["loss"]) == 3
     assert {**files(), "run/log.txt": None} == {**before, "run/log.txt": None}
@@ -247,12 +244,6 @@ def test_a_run_that_early_stopping_has_ended_goes_on_with_a_larger_one():
     assert towers.train(TrainConfig(resume="run", early_stopping=4)) == whole
     assert len(whole["loss"]) == 5
     refused(r"cannot change early_stopping \(3, the run has 4\)", early_stopping=3)
-
-
-def test_each_epochs_end_is_saved_so_that_the_best_ones_state_is_kept():
-    towers.train(config(run_dir="run", epochs=4, checkpoint_every=3, **STILL))
-    names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
-    assert names == ["epoch-4-step-16", "epoch-3-step-15", "epoch-3-step-12", "epoch-1-step-4"]
 
 
 @pytest.mark.matrix

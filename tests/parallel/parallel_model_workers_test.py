@@ -49,29 +49,25 @@ def write_digest(out, parallel, *others):
     Path(out, f"{towers.join_workers().index}.digest").write_text(digest.hexdigest())
 
 
-def fit(out):
-    """Training, validation, evaluation and prediction."""
-    parallel, (x, y) = compiled(make(), 4, ["mae"]), data()
-    history = parallel.fit(x, y, batch_size=16, epochs=2, verbose=0, validation_data=data(7),
-                           sample_weight=np.linspace(0.5, 2, 50))
-    evaluated = parallel.evaluate(x, y, batch_size=9, verbose=0)
-    predicted = parallel.predict(x, batch_size=9, verbose=0)
-    write_digest(out, parallel, history.history, evaluated, predicted.tobytes())
+def fit(out, *killed):
+    """Training, validation, evaluation and prediction, with checkpoints on the chief's disk alone.
 
-
-def resumed(out, *killed):
-    """A fit that goes on from its checkpoints, of the chief's disk alone; or kills its worker."""
+    killed: if given, the process kills itself in step 6; else it resumes the fit.
+    """
     def kill(batch, logs):
         if killed and int(parallel.optimizer.iterations) == 6:
             os.kill(os.getpid(), signal.SIGKILL)
 
     index = towers.join_workers().index
-    parallel = compiled(make(), 4, ["mae"])
+    parallel, (x, y) = compiled(make(), 4, ["mae"]), data()
     random.seed(index)  # the order of the examples is the chief's
     callbacks = [towers.Resume(Path(out, f"backup-{index}"), every=2),
                  keras.callbacks.LambdaCallback(on_train_batch_end=kill)]
-    history = parallel.fit(*data(), batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
-    write_digest(out, parallel, history.history)
+    history = parallel.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks,
+                           validation_data=data(7), sample_weight=np.linspace(0.5, 2, 50))
+    evaluated = parallel.evaluate(x, y, batch_size=9, verbose=0)
+    predicted = parallel.predict(x, batch_size=9, verbose=0)
+    write_digest(out, parallel, history.history, evaluated, predicted.tobytes())
 
 
 def late(out):
@@ -124,24 +120,16 @@ def run(count, function, out, *more, timeout=300):
     return [(code, errors) for code, _, errors in ended]
 
 
-def test_fit_evaluate_and_predict_give_the_bits_of_one_process(tmp_path):
-    for count in (1, 2):
-        for code, errors in run(count, fit, tmp_path / str(count)):
-            assert code == 0, errors
-    digests = [path.read_text() for path in tmp_path.glob("*/*.digest")]
-    assert len(digests) == 3 and len(set(digests)) == 1
-
-
-def test_an_error_of_one_tower_is_told_by_its_worker_which_the_others_name(tmp_path):
+def test_an_error_of_one_tower_ends_its_worker_and_the_others_name_that_worker(tmp_path):
     (_, lost), (code, errors) = run(2, wrong_label, tmp_path)
     assert code == 1, errors
     assert "Received a label value of 9 which is outside the valid range of [0, 3)" in errors
     assert "rror: worker 1 (127.0.0.1:" in lost and "was lost in a train step" in lost
 
 
-def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_path):
+def test_a_fit_whose_workers_were_killed_resumes_to_the_bits_of_one_process(tmp_path):
     for count, killed in ((1, []), (2, ["killed"]), (2, [])):
-        ended = run(count, resumed, tmp_path / str(count), *killed)
+        ended = run(count, fit, tmp_path / str(count), *killed)
         assert not killed or any(code == -signal.SIGKILL for code, _ in ended)
         for code, errors in ended:  # a worker may notice the other's end before its own
             is_lost = killed and "was lost in a train step" in errors
@@ -151,7 +139,8 @@ def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_
     assert len(digests) == 3 and len(set(digests)) == 1
 
 
-@pytest.mark.parametrize("what, said", [
+@pytest.mark.telling("other_shuffle-*", "late-*", "other_model-*")
+@pytest.mark.parametrize("what, message", [
     (other_shuffle, "ValueError: the workers have different global batches in a train step. Give "),
     (own_step, "differs from the chief in variable 0 kernel ("),
     (repeats, "towers.gather, parallel_model_workers_test.py:"),
@@ -159,9 +148,9 @@ def test_a_fit_whose_workers_were_killed_goes_on_to_the_bits_of_one_process(tmp_
            "variables start it, too. Call towers.join_workers()"),
     (other_model, "differs from the chief in variable 0 kernel ("),
 ])
-def test_workers_that_would_train_something_else_are_refused(what, said, tmp_path):
+def test_workers_that_would_train_something_else_end_with_an_error(what, message, tmp_path):
     ended = run(2, what, tmp_path, timeout=120)
-    assert all(code == 1 and said in errors for code, errors in ended), ended
+    assert all(code == 1 and message in errors for code, errors in ended), ended
 
 
 if __name__ == "__main__":

@@ -23,11 +23,12 @@ def _forms(tmp_path_factory):
     return loading.in_each_form(rows, NUM_EXAMPLES, tmp_path_factory.mktemp("images"))
 
 
+@pytest.mark.telling("arrays-None", "image files-crop_flip", "a source-None")
 @pytest.mark.parametrize("augment", [None, "crop_flip"])
 @pytest.mark.parametrize("form", ["arrays", "image files", "a source"])
 def test_own_rows_are_those_of_the_whole_batch_and_other_images_are_0(form, augment, forms):
     examples = load_examples(forms[form], InputOptions(augment=augment))
-    for size, num_towers, num_workers in ((10, 4, 2), (5, 7, 3), (4, 8, 4), (30, 3, 3)):
+    for size, num_towers, num_workers in ((10, 4, 2), (4, 7, 3), (30, 3, 3)):
         whole = list(shuffled_batches(examples, size, 1, 2, 1))
         for worker in range(num_workers):
             own = towers_of(worker, num_workers, num_towers)
@@ -84,6 +85,7 @@ def run(count, run_dir, **options):
     return processes.run_all(count, "-c", PROGRAM, json.dumps(values))
 
 
+@pytest.mark.telling("image_folder")
 @pytest.mark.parametrize("source", ["image_folder", "tests.app.datasets.sources:splits"])
 def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
     """In 2 epochs of 10 + 10 + 3 examples, on 4 towers; and 3 times those of the validation."""
@@ -111,6 +113,7 @@ def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
     np.testing.assert_array_equal(runs[2], np.array(expected[1]) + opened)
 
 
+@pytest.mark.telling("other_order-*")
 @pytest.mark.parametrize("other, expected", [
     ("other", watch.ANOTHER_BATCH),
     ("other_order", "differs from the chief in the order of the examples ("),
