@@ -187,7 +187,7 @@ def test_what_towers_warn_of_stands_on_the_terminal(users, tmp_path):
     assert any("users.py:16" in line and "towers.gather" in line for line in warned)
 
 
-def test_a_sweep_leaves_table_picture_runs_and_advice_and_runs_no_cell_again(users, tmp_path):
+def test_a_sweep_writes_a_table_a_picture_and_its_runs_and_repeats_no_cell(users, tmp_path):
     flags = ["--models=users:model", "--dataset=synthetic", "--batch_sizes=2048", "--max_steps=3",
              "--gpu_counts=3", "--device=cpu", "--out_dir=out"]
     done = run(SWEEP, *flags, cwd=tmp_path)
@@ -205,7 +205,7 @@ def test_a_sweep_leaves_table_picture_runs_and_advice_and_runs_no_cell_again(use
 
     lines = done.stdout.splitlines()
     assert lines[:2] == ["towers 0.1 | sweep: out", "Cells     1, 1 to run"]
-    assert lines[2].startswith("1/1  users:model  batch 2,048 on 3, 683 a tower  ")
+    assert lines[2].startswith("1/1  users:model  batch 2,048 on 3,   683 a tower  ")
     assert lines[3] == "Wrote     out/sweep.csv, out/sweep.png"
     again = processes.run(SWEEP, *flags, cwd=tmp_path)
     assert again.stdout.splitlines() == [lines[0], "Cells     1, 0 to run", *lines[3:]]

@@ -81,14 +81,14 @@ def fit_watched(model, data):
     return {**history, "seen": watches.seen}
 
 
-@pytest.mark.telling("gan-call", "calls_super-evaluate", "vae-f*")
+@pytest.mark.telling("gan-call", "calls_super-evaluate", "vae-freeze_and_fit")
 @pytest.mark.parametrize("name, call", [
     ("gan", fit_at_once(3)), ("calls_super", evaluate), ("calls_super", train_on_batch),
     ("vae", lambda model, batch: fit(model, batch, validation_data=data("vae", 9))),
     ("vae", fit_watched), ("vae", freeze_and_fit),
 ])
-def test_calls_of_a_model_with_its_own_steps_are_kerass(name, call, float64):
-    """Of `calls_super` the train_step alone is its own: `evaluate` is the plain one."""
+def test_calls_of_a_model_with_custom_steps_give_keras_results(name, call, float64):
+    """`calls_super` defines only a train_step; its `evaluate` is the built-in one."""
     theirs, ours = both(name)
     assert_same_logs(*(call(model, data(name)) for model in (ours, theirs)))
     assert_close(ours.variables, theirs.variables, 1e-10, 1e-10)
@@ -154,7 +154,7 @@ def test_layers_that_only_a_step_builds_are_trained_as_in_keras(model_class, flo
     fit_alike(make, x, x[:, :3], num_towers=3, batch_size=8, epochs=2)
 
 
-def test_a_layer_that_a_loss_makes_anew_each_time_is_refused():
+def test_a_loss_that_makes_a_layer_in_each_call_is_an_error():
     class Forgets(Teaches):
         def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
             return keras.ops.mean((keras.layers.Dense(3)(x) - y_pred) ** 2)
@@ -184,7 +184,7 @@ def fitted(model):
     return model
 
 
-def test_what_keras_saves_and_loads_is_the_plain_model(tmp_path):
+def test_keras_saves_and_loads_the_plain_model(tmp_path):
     ours = fitted(towers.make_parallel(saved(), 2))
     ours.save(tmp_path / "own.keras")
     loaded = keras.models.load_model(tmp_path / "own.keras")
