@@ -1,68 +1,33 @@
-"""Shows where a step of `cnn` spends its time: Keras' fit, towers on 1, 2 and 4 devices, PyTorch.
+"""Shows where a step of `cnn` spends its time: Keras' `fit`, towers on 1 to 4 devices, PyTorch.
 
     python benchmarks/bound.py --rounds=3
-    python benchmarks/bound.py --torch_python=VENV/bin/python    # and PyTorch, installed there
+    python benchmarks/bound.py --torch_python=VENV/bin/python    # also PyTorch, which VENV contains
 
-Prints the medians of milliseconds a step, and of CPU milliseconds a step. Each measurement is a
-fresh process. --profile_dir=DIR writes profiles, which TensorBoard's profile page shows.
+Prints the median milliseconds and CPU milliseconds per step. --profile_dir=DIR also writes
+profiles for TensorBoard's profile page. VENV needs the packages torch and absl-py.
 """
 
-import collections
-import json
-import os
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-CONTENDERS = {"fit": 1, "towers_1": 1, "towers_2": 2, "towers_4": 4, "torch": 1}
-BATCH, STEPS, EPOCHS = 128, 30, 4
+from absl import app, flags
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
-def measured(train: Any) -> dict[str, float]:
-    """Returns milliseconds and CPU milliseconds a step; `train` trains one epoch."""
-    train(), train()
-    begin, cpu = time.perf_counter(), time.process_time()
-    for _ in range(EPOCHS):
-        train()
-    count = EPOCHS * STEPS / 1000
-    return {"ms": (time.perf_counter() - begin) / count, "cpu": (time.process_time() - cpu) / count}
+from benchmarks.process import run_process  # noqa: E402  (found through the line above)
 
+BATCH_SIZE, STEPS, WARM_UP_EPOCHS, EPOCHS = 128, 30, 2, 4
 
-def train_keras(contender: str, profile_dir: str | None) -> dict[str, float]:
-    """Measures `fit` of a Keras model or a parallel model; then writes a profile of an epoch."""
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
-    import keras
-    import numpy as np
-    import tensorflow as tf
-
-    sys.path.insert(0, str(Path(__file__).parents[1]))
-    import towers
-    from towers.app.models.builtin import cnn
-
-    devices = CONTENDERS[contender]
-    if contender != "fit":
-        towers.logical_cpus(devices)
-    model = cnn((28, 28, 1), 10)
-    if contender != "fit":
-        model = towers.make_parallel(model, devices)
-    model.compile(keras.optimizers.SGD(0.01, momentum=0.9), "sparse_categorical_crossentropy")
-    x = np.random.rand(BATCH * STEPS, 28, 28, 1).astype("float32")
-    data = tf.data.Dataset.from_tensor_slices((x, np.random.randint(0, 10, len(x))))
-    options = tf.data.Options()
-    options.autotune.enabled = False  # its waits would count
-    data = data.batch(BATCH).prefetch(2).with_options(options)
-    result = measured(lambda: model.fit(data, verbose=0))
-    if profile_dir is not None:
-        with tf.profiler.experimental.Profile(f"{profile_dir}/{contender}"):
-            model.fit(data, verbose=0)
-    return result
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
+_TORCH_PYTHON = flags.DEFINE_string("torch_python", None, "A Python interpreter with PyTorch.")
+_PROFILE_DIR = flags.DEFINE_string("profile_dir", None, "Directory to write profiles to.")
 
 
 def train_torch() -> dict[str, float]:
-    """Measures PyTorch with the same layers, batch and optimizer."""
+    """Trains the layers of `cnn` in PyTorch with the same batch and optimizer."""
     import torch
     from torch import nn
 
@@ -72,37 +37,43 @@ def train_torch() -> dict[str, float]:
         nn.Linear(128, 10),
     ).to(memory_format=torch.channels_last)
     optimizer, loss = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), nn.CrossEntropyLoss()
-    x = torch.rand(STEPS, BATCH, 1, 28, 28)
-    y = torch.randint(0, 10, (STEPS, BATCH))
-
-    def train() -> None:
+    x = torch.rand(STEPS, BATCH_SIZE, 1, 28, 28)
+    y = torch.randint(0, 10, (STEPS, BATCH_SIZE))
+    for epoch in range(WARM_UP_EPOCHS + EPOCHS):
+        if epoch == WARM_UP_EPOCHS:
+            start, cpu_start = time.perf_counter(), time.process_time()
         for inputs, labels in zip(x, y, strict=True):
             optimizer.zero_grad()
             loss(model(inputs.to(memory_format=torch.channels_last)), labels).backward()
             optimizer.step()
+    seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
+    return {"ms_per_step": 1e3 * seconds / (EPOCHS * STEPS),
+            "cpu_ms_per_step": 1e3 * cpu_seconds / (EPOCHS * STEPS)}
 
-    return measured(train)
 
-
-def main(arguments: list[str]) -> None:
-    """Measures each contender in fresh processes, in turn; prints the table."""
-    options = dict(a.removeprefix("--").split("=") for a in arguments)
-    if contender := options.get("contender"):
-        is_torch, profile_dir = contender == "torch", options.get("profile_dir")
-        print(json.dumps(train_torch() if is_torch else train_keras(contender, profile_dir)))
-        return
-    python = {"torch": options.get("torch_python")}
-    results = collections.defaultdict(list)
-    for _ in range(int(options.get("rounds", 3))):
-        for contender in CONTENDERS:
-            if command := python.get(contender, sys.executable):
-                given = [command, __file__, f"--contender={contender}", *arguments]
-                done = subprocess.run(given, text=True, check=True, stdout=subprocess.PIPE)
-                results[contender].append(json.loads(done.stdout.splitlines()[-1]))
-    for contender, found in results.items():
-        step, cpu = (statistics.median(each[name] for each in found) for name in ("ms", "cpu"))
-        print(f"{contender:10} {step:6.1f} ms a step {cpu:6.1f} ms of the CPU")
+def main(argv: list[str]) -> None:
+    """Measures each contender in turn and prints the table."""
+    del argv
+    contenders: dict[str, dict[str, Any]] = {}
+    for name, num_devices in (("fit", 1), ("towers_1", 1), ("towers_2", 2), ("towers_4", 4)):
+        contenders[name] = {
+            "function": "epochs.measure", "contender": "fit" if name == "fit" else "parallel",
+            "workload": "cnn", "data": "dataset", "num_devices": num_devices, "metrics": [],
+            "num_batches": STEPS, "warm_up_epochs": WARM_UP_EPOCHS, "epochs": EPOCHS,
+            "autotune": False,  # its waits would count
+            "profile_dir": _PROFILE_DIR.value and f"{_PROFILE_DIR.value}/{name}",
+        }
+    if _TORCH_PYTHON.value:
+        contenders["torch"] = {"function": "bound.train_torch", "python": _TORCH_PYTHON.value}
+    results = [
+        {name: run_process(**arguments) for name, arguments in contenders.items()}
+        for _ in range(_ROUNDS.value)
+    ]
+    for name in contenders:
+        step, cpu = (statistics.median(result[name][key] for result in results)
+                     for key in ("ms_per_step", "cpu_ms_per_step"))
+        print(f"{name:10} {step:6.1f} ms per step {cpu:6.1f} CPU ms per step")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    app.run(main)

@@ -1,6 +1,8 @@
-"""Keras callbacks that time steps, of `fit` and of towers alike."""
+"""Times steps, with Keras callbacks, and function calls."""
 
+import statistics
 import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -8,34 +10,33 @@ import tensorflow as tf
 
 
 class Clock(keras.callbacks.Callback):
-    """Notes when each step ends, once its loss is known."""
+    """Records in `times` when the loss of each step is known."""
 
     def __init__(self) -> None:
         super().__init__()
         self.times: list[float] = []
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        float((logs or {}).get("loss", 0.0))  # waits for a GPU; `fit` has done so already
+        float((logs or {}).get("loss", 0.0))  # waits for a GPU; `fit` has already waited
         self.times.append(time.perf_counter())
 
 
 class Stopwatch(keras.callbacks.Callback):
-    """Times steps for some seconds, then ends the training; waits for GPUs only at both ends.
+    """Times steps for a given duration, then stops the training.
 
-    Reading each step's loss would make the host wait for the GPU, and the GPU then for the host.
-    `on_train_batch_begin` is where that is avoided in Keras' `fit`, too: any callback with an
-    `on_train_batch_end` makes it read the loss and the metrics of each step before the next one;
-    without one a thread of Keras' own reads them, while the steps go on.
+    It waits for GPUs only before the first timed step and after the last. Reading the loss of each
+    step would stop the host until the GPU is done, and then leave the GPU idle. That is also why
+    it has no `on_train_batch_end`: with one, Keras' `fit` reads the loss after each step.
 
-    seconds: that were timed.
-    num_steps: that were timed.
+    seconds: duration of the timed steps.
+    num_steps: number of timed steps.
     """
 
     def __init__(self, warm_up_steps: int, warm_up_seconds: float, timed_seconds: float) -> None:
         """
         Args:
-            warm_up_steps, warm_up_seconds: both must have passed before timing begins.
-            timed_seconds: after which it ends; the steps that are under way then count, too.
+            warm_up_steps, warm_up_seconds: the timing starts when both have passed.
+            timed_seconds: the timing ends after this time, when the running step is done.
         """
         super().__init__()
         self.seconds = 0.0
@@ -43,23 +44,43 @@ class Stopwatch(keras.callbacks.Callback):
         self._warm_up = warm_up_steps, warm_up_seconds
         self._timed_seconds = timed_seconds
         self._created: float | None = None
-        self._begin: tuple[int, float] | None = None
+        self._start: tuple[int, float] | None = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         now = time.perf_counter()
         if self._created is None:
             self._created = now
-        if self._begin is None:
+        if self._start is None:
             if batch >= self._warm_up[0] and now - self._created >= self._warm_up[1]:
-                self._begin = batch, synchronized_time()
-        elif not self.num_steps and now - self._begin[1] >= self._timed_seconds:
-            first, begin = self._begin
-            self.seconds = synchronized_time() - begin
-            self.num_steps = batch - first
-            self.model.stop_training = True  # once the step that begins here is done
+                self._start = batch, synchronized_time()
+        elif not self.num_steps and now - self._start[1] >= self._timed_seconds:
+            first_batch, start = self._start
+            self.seconds = synchronized_time() - start
+            self.num_steps = batch - first_batch
+            self.model.stop_training = True  # takes effect after this step
+
+
+def throughput(times: Sequence[float], batch_size: int) -> dict[str, float]:
+    """Returns {"examples_per_second", "timed_seconds"} of the steps after the first.
+
+    times: when each step ended, in seconds.
+    """
+    seconds = times[-1] - times[0]
+    return {"examples_per_second": (len(times) - 1) * batch_size / seconds,
+            "timed_seconds": seconds}
 
 
 def synchronized_time() -> float:
-    """The time once every device has done all that it was given."""
+    """Waits until all devices are idle and returns the time."""
     tf.test.experimental.sync_devices()
     return time.perf_counter()
+
+
+def time_calls(function: Callable[[], Any], calls: int) -> float:
+    """Returns the median seconds of a call, which must wait for its result."""
+    seconds = []
+    for _ in range(calls):
+        start = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - start)
+    return statistics.median(seconds)

@@ -1,64 +1,50 @@
-"""Trains a workload with one contender, in its own process, and prints one JSON line.
+"""Trains a workload with one contender: towers, Keras' `fit` or a tf.distribute strategy.
 
-`throughput.py` and `first_step.py` start it; there is no need to call it by hand.
+    python -m benchmarks.contender --workload=cnn --steps=20 --num_devices=8
+
+prints the result as JSON. The other benchmarks call `measure` in fresh processes.
 """
 
 import json
-import os
-import resource
-import sys
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, NamedTuple
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import keras
+import numpy as np
+import tensorflow as tf
+from absl import app, flags
 
-import keras  # noqa: E402  (TensorFlow reads the variable above)
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from absl import app, flags  # noqa: E402
+import towers
+from benchmarks.clocks import Clock, throughput
+from benchmarks.machine import count_cores, is_rehearsal, peak_memory_mb
+from benchmarks.workloads import WORKLOADS, Workload
+from towers.step.step import Computed
 
-import towers  # noqa: E402
-from towers.step.step import Computed  # noqa: E402
-from benchmarks.clocks import Clock  # noqa: E402
-from benchmarks.machine import count_cores, is_rehearsal  # noqa: E402
-from benchmarks.workloads import WORKLOADS, Workload  # noqa: E402
-
-# TowerStep, one tower a device, the parameters on /cpu:0; and one option changed at a time.
+# Options of TowerStep. By default, each device has one tower, and the parameters are on /cpu:0.
 TOWERS: dict[str, dict[str, Any]] = {
     "towers": {},
     "compiled": {"jit_compile": True},
-    "checked": {"nonfinite": "stop"},
-    "unplaced": {},  # shards go to GPUs in the step, not ahead of it
-    "on_gpu": {},  # the parameters on /gpu:0
-    "copies": {"strategy": "mirrored"},  # and a copy of them on each other GPU
-    "stages_2": {"gpus_per_tower": 2},  # these: as many towers as devices, whatever the groups
+    "unplaced": {},  # shards are copied to GPUs during the step instead of ahead of it
+    "on_gpu": {},  # parameters on /gpu:0
+    "copies": {"strategy": "mirrored"},  # parameters on /gpu:0, copied to all other GPUs
+    "stages_2": {"gpus_per_tower": 2},  # as many towers as devices, each on a group of devices
     "stages_4": {"gpus_per_tower": 4},
     "limit": {},  # LimitStep
 }
-FITS = ("fit", "fit_no_jit")  # Keras' fit on one device: as it is; never compiled by XLA
-STRATEGIES = ("mirrored", "mirrored_one", "central")  # Keras' fit under tf.distribute
-CONTENDERS = (*TOWERS, "parallel", *FITS, *STRATEGIES)
+FITS = ("fit", "fit_no_jit")  # Keras' `fit` on one device: with its defaults, and without XLA
+STRATEGIES = ("mirrored", "mirrored_one", "central")  # Keras' `fit` with tf.distribute
+CONTENDERS = (*TOWERS, "parallel", *FITS, *STRATEGIES)  # "parallel" is make_parallel(...).fit
 METRICS = ["accuracy"]
-LARGEST_PASS = 30  # distinct batches; more steps repeat them
-
-
-def define_flags() -> None:
-    """The flags of this process."""
-    flags.DEFINE_enum("contender", "towers", CONTENDERS, "Who trains.")
-    flags.DEFINE_enum("workload", "cnn", sorted(WORKLOADS), "What is trained.")
-    flags.DEFINE_integer("num_devices", None, "GPUs, or logical CPU devices without any. Default: "
-                         "all GPUs, or as many as suit the workload.")
-    flags.DEFINE_integer("steps", None, "Steps that are timed, after as many that are not. 0: "
-                         "none. Default: the workload's.")
+MAX_BATCHES = 30  # distinct batches; a longer run repeats them
 
 
 class Trainer(NamedTuple):
-    """A contender, ready to train.
+    """A contender that is ready to train.
 
-    train: (dataset of (x, y), Keras callback) -> None; one pass, or until the callback sets its
-        model's `stop_training`.
+    train: (dataset of (x, y), Keras callback) -> None. It trains on the dataset once, or until the
+        callback sets `stop_training` of its model.
     how: the settings that the contender chose, for the record.
     """
 
@@ -67,7 +53,7 @@ class Trainer(NamedTuple):
 
 
 class LimitStep(towers.TowerStep):
-    """Towers without averaging and without update, which no step can exceed."""
+    """Towers without averaging and without the update: an upper bound of a step's speed."""
 
     def _add_up(self, outputs: Any, shards: Any) -> Computed:
         with tf.device(self.parameter_device):
@@ -75,42 +61,39 @@ class LimitStep(towers.TowerStep):
         return Computed(outputs, [], {}, predictions, None)
 
     def update(self, computed: Any) -> tf.Tensor:
-        touched, outputs = [], computed.tree
+        used, outputs = [], computed.tree
         for output, device in zip(outputs, self.tower_devices, strict=True):
-            with tf.device(device):  # else the graph drops the gradients, too
-                touched.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))
-        return tf.add_n([*touched, *[output.loss for output in outputs]])
+            with tf.device(device):  # TensorFlow would prune gradients that nothing uses
+                used.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))
+        return tf.add_n([*used, *[output.loss for output in outputs]])
 
 
-def tower_step(workload: Workload, contender: str, num_devices: int) -> towers.TowerStep:
-    """A tower for each device; the parameters on the CPU, or on the first GPU."""
+def make_step(workload: Workload, contender: str, num_devices: int) -> towers.TowerStep:
+    """Builds the model and the TowerStep of a contender, with one tower per device."""
     keras.utils.set_random_seed(0)  # the same parameters in every worker
-    step_class = LimitStep if contender == "limit" else towers.TowerStep
-    home = "/cpu:0"
+    options = TOWERS.get(contender, {})
+    if "gpus_per_tower" in options:
+        options = {**options, "num_towers": num_devices}
+    parameter_device = "/cpu:0"
     if contender in ("on_gpu", "copies"):
-        (home,) = towers.tower_devices(1, "auto" if is_rehearsal() else "gpu")
-    with tf.device(home):
-        return step_class(
+        (parameter_device,) = towers.tower_devices(1, "auto" if is_rehearsal() else "gpu")
+    with tf.device(parameter_device):
+        return (LimitStep if contender == "limit" else towers.TowerStep)(
             workload.build(), workload.optimizer(), workload.loss, metrics=METRICS,
-            devices=towers.tower_devices(num_devices), **_with_towers(contender, num_devices),
+            devices=towers.tower_devices(num_devices), **options,
         )
 
 
-def _with_towers(contender: str, num_devices: int) -> dict[str, Any]:
-    options = TOWERS.get(contender, {})
-    return {**options, "num_towers": num_devices} if "gpus_per_tower" in options else options
-
-
-def tower_trainer(workload: Workload, contender: str, num_devices: int) -> Trainer:
-    """Towers, one a device, which call the callback around each step as Keras' fit does."""
-    step = tower_step(workload, contender, num_devices)
+def make_step_trainer(workload: Workload, contender: str, num_devices: int) -> Trainer:
+    """Trains with a TowerStep and calls the callback around each step, as Keras' `fit` does."""
+    step = make_step(workload, contender, num_devices)
 
     def train(dataset: tf.data.Dataset, callback: keras.callbacks.Callback) -> None:
         callback.set_model(step.model)
         step.model.stop_training = False
         to_devices = False if contender == "unplaced" else None
-        ahead = towers.prefetched(step, dataset, to_devices=to_devices)
-        for index, (x, y, placed) in enumerate(ahead):
+        prefetched = towers.prefetched(step, dataset, to_devices=to_devices)
+        for index, (x, y, placed) in enumerate(prefetched):
             callback.on_train_batch_begin(index)
             logs = step.train_batch(x, y, placed=placed)
             callback.on_train_batch_end(index, logs)
@@ -120,19 +103,19 @@ def tower_trainer(workload: Workload, contender: str, num_devices: int) -> Train
     return Trainer(train)
 
 
-def fit_trainer(
+def make_fit_trainer(
     workload: Workload,
     scope: Any,
     wrap: Callable = lambda model: model,
     jit_compile: bool | str = "auto",
 ) -> Trainer:
-    """Keras' own fit.
+    """Trains with Keras' `compile` and `fit`.
 
     Args:
         workload: the workload to train.
-        scope: the context in which the model is made and compiled.
-        wrap: a function that is applied to the model before it is compiled.
-        jit_compile: "auto", Keras' default, compiles with XLA on one GPU what XLA can compile.
+        scope: the context in which the model is built and compiled.
+        wrap: a function that is applied to the model before `compile`.
+        jit_compile: argument of `compile`. Keras' default, "auto", uses XLA on one GPU if it can.
     """
     with scope:
         model = wrap(workload.build())
@@ -146,12 +129,11 @@ def fit_trainer(
     return Trainer(train, "XLA" if model.jit_compile else "no XLA")
 
 
-def mirrored_trainer(workload: Workload, contender: str, num_devices: int) -> Trainer:
-    """Keras' fit under MirroredStrategy.
+def make_mirrored_trainer(workload: Workload, contender: str, num_devices: int) -> Trainer:
+    """Trains with Keras' `fit` under MirroredStrategy.
 
-    NCCL refuses two logical GPUs of one card. There TensorFlow's own choice is to sum everything
-    on one device, which is "mirrored_one". "mirrored" takes the only all-reduce that is left: it
-    spreads the sums over the devices.
+    NCCL does not support several logical GPUs on one card. TensorFlow then adds on one device
+    ("mirrored_one"). "mirrored" spreads the additions over the devices instead.
     """
     names = towers.tower_devices(num_devices)
     reduction = None  # TensorFlow's choice: NCCL between physical GPUs
@@ -161,29 +143,29 @@ def mirrored_trainer(workload: Workload, contender: str, num_devices: int) -> Tr
         reduction = tf.distribute.HierarchicalCopyAllReduce()
     strategy = tf.distribute.MirroredStrategy(names, cross_device_ops=reduction)
     how = "TensorFlow's choice" if reduction is None else type(reduction).__name__
-    return fit_trainer(workload, strategy.scope())._replace(how=how)
+    return make_fit_trainer(workload, strategy.scope())._replace(how=how)
 
 
-def trainer(contender: str, workload: Workload, num_devices: int) -> Trainer:
-    """A contender, ready to train a workload."""
+def make_trainer(contender: str, workload: Workload, num_devices: int) -> Trainer:
+    """Builds a contender that is ready to train a workload."""
     if contender in TOWERS:
-        return tower_trainer(workload, contender, num_devices)
+        return make_step_trainer(workload, contender, num_devices)
     if contender in FITS:
         jit_compile = "auto" if contender == "fit" else False
-        return fit_trainer(workload, nullcontext(), jit_compile=jit_compile)
+        return make_fit_trainer(workload, nullcontext(), jit_compile=jit_compile)
     if contender == "parallel":
-        return fit_trainer(
+        return make_fit_trainer(
             workload, tf.device("/cpu:0"), lambda model: towers.make_parallel(model, num_devices)
         )
     if contender != "central":
-        return mirrored_trainer(workload, contender, num_devices)
+        return make_mirrored_trainer(workload, contender, num_devices)
     names = towers.tower_devices(num_devices)
     strategy = tf.distribute.experimental.CentralStorageStrategy(names, "/cpu:0")
-    return fit_trainer(workload, strategy.scope())
+    return make_fit_trainer(workload, strategy.scope())
 
 
-def set_up(contender: str, num_devices: int) -> None:
-    """Makes the devices, as a contender does, before TensorFlow starts."""
+def set_up_devices(contender: str, num_devices: int) -> None:
+    """Creates the logical devices that a contender needs, before TensorFlow starts."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     if gpus:
         if num_devices > gpus:
@@ -193,79 +175,88 @@ def set_up(contender: str, num_devices: int) -> None:
 
 
 def has_logical_gpus() -> bool:
-    """Whether GPUs are divided."""
+    """Returns whether a GPU is divided into logical GPUs."""
     logical, physical = tf.config.list_logical_devices, tf.config.list_physical_devices
     return len(logical("GPU")) > len(physical("GPU"))
 
 
-def batches(x: np.ndarray, y: np.ndarray, batch_size: int, passes: int) -> tf.data.Dataset:
-    """One input for all contenders; autotuning would keep a thread busy beside it."""
+def make_dataset(x: np.ndarray, y: np.ndarray, batch_size: int, repeats: int) -> tf.data.Dataset:
+    """Makes the input of all contenders. Autotuning is off, because its thread takes CPU time."""
     dataset = tf.data.Dataset.from_tensor_slices((x, y)).batch(batch_size).cache()
     options = tf.data.Options()
     options.autotune.enabled = False
-    return dataset.repeat(passes).prefetch(2).with_options(options)
+    return dataset.repeat(repeats).prefetch(2).with_options(options)
 
 
-def default_devices(workload: Workload) -> int:
-    """All GPUs; without any, the logical CPU devices that train the workload fastest."""
+def default_num_devices(workload: Workload) -> int:
+    """Returns the number of GPUs, or of the logical CPU devices that train the workload fastest."""
     gpus = len(tf.config.list_physical_devices("GPU"))
     return gpus or workload.towers_per_core * count_cores()
 
 
 def device_name() -> str:
-    """The GPU's name; "CPU" without one."""
+    """Returns the name of the first GPU, or "CPU"."""
     for gpu in tf.config.list_physical_devices("GPU"):
         return tf.config.experimental.get_device_details(gpu).get("device_name", "GPU")
     return "CPU"
 
 
-def peak_memory_mb() -> float:
-    """The most that this process has had in the CPU's memory."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+def measure(
+    contender: str = "towers", workload: str = "cnn", num_devices: int | None = None,
+    steps: int | None = None,
+) -> dict[str, Any]:
+    """Trains a workload; call it in a fresh process.
 
+    Args:
+        contender: a name in `CONTENDERS`.
+        workload: a name in workloads.py.
+        num_devices: number of GPUs or logical CPU devices; None for `default_num_devices`.
+        steps: timed steps, after as many warm-up steps. None for the workload's number, 0 for no
+            steps after the first one.
 
-def wait_for_other_workers() -> None:
-    """Stays until the others have what this process sent last; without it, they would lose it."""
-    if towers.join_workers().num_workers > 1:
-        time.sleep(1)
-
-
-def main(argv: list[str]) -> None:
-    """Prints {"first_step_seconds", "examples_per_second", "peak_memory_mb", ...}."""
-    del argv
+    Returns:
+        {"build_seconds", "first_step_seconds", "examples_per_second", "cpu_seconds_per_step", ...}
+    """
     towers.join_workers()
-    contender, workload = flags.FLAGS.contender, WORKLOADS[flags.FLAGS.workload]()
-    num_devices = flags.FLAGS.num_devices or default_devices(workload)
-    set_up(contender, num_devices)
-    steps = workload.steps if flags.FLAGS.steps is None else flags.FLAGS.steps
-    num_batches = max(1, min(steps, LARGEST_PASS))
-    x, y = workload.data(num_batches)
-    dataset = batches(x, y, workload.batch_size, max(1, -(-steps // num_batches)))
+    chosen = WORKLOADS[workload]()
+    num_devices = num_devices or default_num_devices(chosen)
+    set_up_devices(contender, num_devices)
+    steps = chosen.steps if steps is None else steps
+    num_batches = max(1, min(steps, MAX_BATCHES))
+    x, y = chosen.data(num_batches)
+    dataset = make_dataset(x, y, chosen.batch_size, max(1, -(-steps // num_batches)))
     start = time.perf_counter()
-    train = trainer(contender, workload, num_devices).train
+    train = make_trainer(contender, chosen, num_devices).train
     built = time.perf_counter()
     train(dataset.take(1), Clock())
     first = time.perf_counter()
     result = {"build_seconds": built - start, "first_step_seconds": first - built}
     if steps:
         train(dataset, Clock())
-        clock = Clock()  # times between steps of one pass: its end waits for tf.data's threads
-        began = time.process_time()
+        clock = Clock()  # times only steps, because the end of a dataset waits for tf.data threads
+        cpu_start = time.process_time()
         train(dataset, clock)
-        times = clock.times
-        result["cpu_seconds_per_step"] = (time.process_time() - began) / len(times)
-        examples = (len(times) - 1) * workload.batch_size
-        result["examples_per_second"] = examples / (times[-1] - times[0])
-        result["timed_seconds"] = times[-1] - times[0]
-        steps = len(times)
-    about = {"num_devices": num_devices, "steps": steps, "peak_memory_mb": peak_memory_mb()}
-    about["device"] = device_name()
-    print(json.dumps(result | about))
-    sys.stdout.flush()
-    wait_for_other_workers()
-    os._exit(0)
+        steps = len(clock.times)
+        result["cpu_seconds_per_step"] = (time.process_time() - cpu_start) / steps
+        result |= throughput(clock.times, chosen.batch_size)
+    return {
+        **result, "num_devices": num_devices, "steps": steps, "peak_memory_mb": peak_memory_mb(),
+        "device": device_name(),
+    }
+
+
+def main(argv: list[str]) -> None:
+    """Prints the result as JSON."""
+    del argv
+    given = flags.FLAGS
+    print(json.dumps(measure(given.contender, given.workload, given.num_devices, given.steps)))
 
 
 if __name__ == "__main__":
-    define_flags()
+    flags.DEFINE_enum("contender", "towers", CONTENDERS, "The contender that trains.")
+    flags.DEFINE_enum("workload", "cnn", sorted(WORKLOADS), "The workload to train.")
+    flags.DEFINE_integer("num_devices", None, "Number of GPUs, or of logical CPU devices without "
+                         "GPUs. Default: all GPUs, or the workload's own number.")
+    flags.DEFINE_integer("steps", None, "Timed steps, after as many warm-up steps. 0: only the "
+                         "first step. Default: the workload's number.")
     app.run(main)

@@ -1,10 +1,10 @@
-"""Data four times as large as memory: examples per second and peak memory, under a real limit.
+"""Reads data that is four times as large as memory; prints examples per second and peak memory.
 
     python benchmarks/data.py                    2 minutes, as root on Linux; writes 3 GB to --dir
 
-Each way to read runs in a fresh process and a control group of its own, whose limit the system
-enforces: what takes more is killed, and its row says so. Pages of the file that the system keeps
-count, but are given back in time. Examples are read in random order and batched, not trained on.
+Each reader runs in a fresh process in its own control group. If it needs more memory than the
+limit, the kernel kills it, and its row says so. Cached pages of the file count too, but the kernel
+frees them in time. The examples are read in random order and batched, but not trained on.
 """
 
 import json
@@ -17,17 +17,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+import numpy as np
+from absl import app, flags
+
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-import numpy as np  # noqa: E402  (found through the line above; TensorFlow reads the variable)
-from absl import app, flags  # noqa: E402
-
+from benchmarks.process import ROOT  # noqa: E402  (found through the line above)
 from benchmarks.rounds import append_csv  # noqa: E402
 
-SHAPE, BATCH, WARM_UP = (96, 96, 3), 128, 4
+SHAPE, BATCH_SIZE, WARM_UP_BATCHES = (96, 96, 3), 128, 4
 MIB = 2**20
-WAYS = {
+READERS = {
     "thread": "towers, a thread",
     "processes": "towers, --data_workers=2",
     "streamed": "towers, a tf.data.Dataset, --shuffle_buffer=1000",
@@ -37,16 +37,14 @@ WAYS = {
 CGROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
            ("/sys/fs/cgroup", "memory.max", "memory.peak"))  # version 1, then 2
 
-_LIMIT = flags.DEFINE_integer("limit_mib", 768, "Memory of each process group.")
-_SECONDS = flags.DEFINE_float("seconds", 12, "For which each way reads.")
-_DIR = flags.DEFINE_string("dir", None, "The directory of the file. Default: a temporary one.")
-_WAY = flags.DEFINE_enum("way", None, list(WAYS), "Read this way, here and now.")
-_FILE = flags.DEFINE_string("file", None, "What that way reads.")
+_LIMIT = flags.DEFINE_integer("limit_mib", 768, "Memory limit of each reader.")
+_SECONDS = flags.DEFINE_float("seconds", 12, "Time for which each reader is measured.")
+_DIR = flags.DEFINE_string("dir", None, "Directory of the file. Default: a temporary directory.")
 _OUT = flags.DEFINE_string("out", "benchmarks/results/data.csv", "CSV to append to.")
 
 
 class Images:
-    """A memory-mapped file of images as a random-access source."""
+    """A random-access source: a memory-mapped file of images."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -65,57 +63,57 @@ class Images:
         return {**self.__dict__, "_x": None}
 
 
-def batches(way: str, images: Images) -> Iterable:
-    """An epoch, read that way; uint8 becomes float32 in [0, 1] everywhere."""
+def make_batches(reader: str, images: Images) -> Iterable:
+    """Returns the batches of an epoch; all readers convert uint8 to float32 in [0, 1]."""
     import tensorflow as tf
 
-    from towers.app.datasets import batches as input_lib
+    from towers.app.datasets.batches import load_examples, shuffled_batches
     from towers.app.datasets.random_access import split_of
-    from towers.resume.source import InputOptions
     from towers.app.datasets.tf_data import Streamed
+    from towers.resume.source import InputOptions
 
     count = len(images)
     spec = (tf.TensorSpec(SHAPE, tf.uint8), tf.TensorSpec([], tf.int32))
     in_order = tf.data.Dataset.from_generator(
         lambda: map(images.__getitem__, range(count)), output_signature=spec
     ).map(lambda x, y: (tf.cast(x, tf.float32) / 255, y))
-    if way == "cached":
-        return in_order.cache().shuffle(count).batch(BATCH).prefetch(2)
-    if way == "indexed":
+    if reader == "cached":
+        return in_order.cache().shuffle(count).batch(BATCH_SIZE).prefetch(2)
+    if reader == "indexed":
         def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             x, y = tf.numpy_function(images.__getitem__, [index], (tf.uint8, tf.int32))
             return tf.ensure_shape(tf.cast(x, tf.float32) / 255, SHAPE), tf.ensure_shape(y, [])
 
         indices = tf.data.Dataset.range(count).shuffle(count)
-        return indices.map(read, tf.data.AUTOTUNE).batch(BATCH).prefetch(2)
-    workers = 2 if way == "processes" else 0
-    options = InputOptions(data_workers=workers, shuffle_buffer=1000)
-    where = "the file"
-    streamed = way == "streamed"
+        return indices.map(read, tf.data.AUTOTUNE).batch(BATCH_SIZE).prefetch(2)
+    name = "the file"
     split = (
-        Streamed(in_order, where, count) if streamed
-        else split_of(images, where, 10, custom_loss=False)[0]
+        Streamed(in_order, name, count) if reader == "streamed"
+        else split_of(images, name, 10, custom_loss=False)[0]
     )
-    return input_lib.shuffled_batches(input_lib.load_examples(split, options), BATCH, 0, 0)
+    options = InputOptions(data_workers=2 if reader == "processes" else 0, shuffle_buffer=1000)
+    return shuffled_batches(load_examples(split, options), BATCH_SIZE, 0, 0)
 
 
-def measure(way: str, path: str, seconds: float) -> None:
-    """Reads for so long; prints the examples per second after the first batches, a JSON line."""
-    began, done = 0.0, 0
-    for number, _ in enumerate(batches(way, Images(path))):
-        if number == WARM_UP:
-            began = time.monotonic()
-        if number > WARM_UP:
-            done += BATCH
-            if time.monotonic() - began > seconds:
+def measure(reader: str, path: str, seconds: float) -> dict[str, float]:
+    """Reads for this time after the warm-up batches; call it in a fresh process."""
+    start, count = 0.0, 0
+    for index, _ in enumerate(make_batches(reader, Images(path))):
+        if index == WARM_UP_BATCHES:
+            start = time.monotonic()
+        if index > WARM_UP_BATCHES:
+            count += BATCH_SIZE
+            if time.monotonic() - start > seconds:
                 break
-    print(json.dumps({"examples_per_second": done / (time.monotonic() - began)}), flush=True)
-    os._exit(0)  # nobody waits for what is under way
+    return {"examples_per_second": count / (time.monotonic() - start)}
 
 
 @contextmanager
 def control_group(limit: int) -> Iterator[tuple[Path, Path]]:
-    """A new one with that limit: (where processes enter it, where its peak stands)."""
+    """Creates a control group; yields the files of its processes and of its peak memory.
+
+    limit: bytes.
+    """
     for root, maximum, peak in CGROUPS:
         group = Path(root) / f"towers-{os.getpid()}"
         try:
@@ -126,42 +124,39 @@ def control_group(limit: int) -> Iterator[tuple[Path, Path]]:
         try:
             yield group / "cgroup.procs", group / peak
         finally:
-            while (group / "cgroup.procs").read_text():  # they end with the one that started them
+            while (group / "cgroup.procs").read_text():  # the reader's own processes end after it
                 time.sleep(0.1)
             group.rmdir()
         return
-    raise app.UsageError("no control group can be made here: run as root on Linux.")
+    raise app.UsageError("cannot create a control group. Run this as root on Linux.")
 
 
-def run(way: str, path: str, limit: int) -> dict[str, str]:
-    """Runs one way to read in its own process and control group."""
-    command = [sys.executable, __file__, f"--way={way}", f"--file={path}",
-               f"--seconds={_SECONDS.value}"]
-    with control_group(limit) as (entrance, peak):
+def run_reader(reader: str, path: str, limit: int) -> dict[str, str]:
+    """Measures a reader in its own process and control group; prints and returns its row."""
+    arguments = json.dumps({"reader": reader, "path": path, "seconds": _SECONDS.value})
+    command = [sys.executable, "-m", "benchmarks.process", "data.measure", arguments]
+    with control_group(limit) as (processes, peak):
         done = subprocess.run(
-            ["sh", "-c", f'echo $$ > {entrance}; exec "$@"', "sh", *command],
-            capture_output=True, text=True, check=False,
+            ["sh", "-c", f'echo $$ > {processes}; exec "$@"', "sh", *command],
+            capture_output=True, text=True, check=False, cwd=ROOT,
         )
         memory = int(peak.read_text()) / MIB
     rate = f"{json.loads(done.stdout)['examples_per_second']:.0f}" if done.stdout else "killed"
-    print(f"{WAYS[way]:52} {rate:>8} examples/s  {memory:6.0f} MiB", flush=True)
-    return {"way": WAYS[way], "examples_per_second": rate, "peak_mib": f"{memory:.0f}"}
+    print(f"{READERS[reader]:52} {rate:>8} examples/s  {memory:6.0f} MiB", flush=True)
+    return {"way": READERS[reader], "examples_per_second": rate, "peak_mib": f"{memory:.0f}"}
 
 
 def main(argv: list[str]) -> None:
-    """Measures every way and appends to the CSV."""
+    """Measures every reader and appends to the CSV."""
     del argv
-    if _WAY.value and _FILE.value:
-        measure(_WAY.value, _FILE.value, _SECONDS.value)
-    limit = _LIMIT.value * MIB
+    sizes = {"limit_mib": _LIMIT.value, "file_mib": 4 * _LIMIT.value}
     with tempfile.TemporaryDirectory(dir=_DIR.value) as directory:
         path = f"{directory}/images.bin"
         with open(path, "wb") as file:
-            for part in range(4 * _LIMIT.value // 16):
+            for part in range(sizes["file_mib"] // 16):
                 file.write(np.random.default_rng(part).bytes(16 * MIB))
-        rows = [run(way, path, limit) for way in WAYS]
-    shared = {"limit_mib": _LIMIT.value, "file_mib": 4 * _LIMIT.value}
-    append_csv(Path(_OUT.value), [{**row, **shared} for row in rows])
+        rows = [{**run_reader(reader, path, _LIMIT.value * MIB), **sizes} for reader in READERS]
+    append_csv(_OUT.value, rows)
 
 
 if __name__ == "__main__":

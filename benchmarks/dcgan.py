@@ -1,8 +1,8 @@
-"""A DCGAN for 28x28 images, whose train_step makes two updates, by two optimizers.
+"""A DCGAN for 28x28 images, whose custom train_step makes two updates with two optimizers.
 
-Radford et al. 2016 (https://arxiv.org/abs/1511.06434): strided 5x5 convolutions,
-BatchNormalization, Adam with beta_1 = 0.5; in the size of TensorFlow's tutorial on it. 2.3 million
-parameters of the generator, 0.2 million of the discriminator.
+The layers and the optimizer follow Radford et al. 2016 (https://arxiv.org/abs/1511.06434), the
+sizes follow TensorFlow's DCGAN tutorial: 2.3 million parameters in the generator, 0.2 million in
+the discriminator.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ def build_discriminator() -> keras.Model:
 
 
 class DCGAN(keras.Model):
-    """Trains the discriminator and the generator at once on each batch of images."""
+    """Trains the discriminator and the generator on each batch of images."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,36 +52,36 @@ class DCGAN(keras.Model):
         self, optimizer: keras.optimizers.Optimizer, loss: Any = None, metrics: Any = None,
         jit_compile: bool | str = "auto",
     ) -> None:
-        """The optimizer trains the discriminator, and one like it the generator.
+        """Sets the optimizers.
 
         Args:
-            optimizer: the name of both optimizers.
-            loss, metrics: have no effect; the model has its own.
-            jit_compile: the argument of Keras' `compile`.
+            optimizer: the discriminator's optimizer. The generator gets an equal one.
+            loss, metrics: ignored, because the model has its own.
+            jit_compile: argument of Keras' `compile`.
         """
         super().compile(optimizer, jit_compile=jit_compile)
         self.g_optimizer = type(optimizer).from_config(optimizer.get_config())
-        # MirroredStrategy fails on the second optimizer that makes its variables within a step.
+        # Under MirroredStrategy, only one optimizer can create its variables within a step.
         optimizer.build(self.discriminator.trainable_weights)
         self.g_optimizer.build(self.generator.trainable_weights)
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Set to zero before each epoch."""
+        """The metrics that Keras resets before each epoch."""
         return [self.d_loss, self.g_loss]
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One update of each; the labels of the images have no effect."""
+        """Updates both networks; labels in the data are ignored."""
         real, _, _ = keras.utils.unpack_x_y_sample_weight(data)
-        loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+        cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
         codes = keras.random.normal([tf.shape(real)[0], CODE], seed=self.seed)
         with tf.GradientTape(persistent=True) as tape:
             fake = self.generator(codes, training=True)
             on_real = self.discriminator(real, training=True)
             on_fake = self.discriminator(fake, training=True)
-            d_loss = loss_of(tf.ones_like(on_real), on_real)
-            d_loss += loss_of(tf.zeros_like(on_fake), on_fake)
-            g_loss = loss_of(tf.ones_like(on_fake), on_fake)
+            d_loss = cross_entropy(tf.ones_like(on_real), on_real)
+            d_loss += cross_entropy(tf.zeros_like(on_fake), on_fake)
+            g_loss = cross_entropy(tf.ones_like(on_fake), on_fake)
         for network, optimizer, loss in (
             (self.discriminator, self.optimizer, d_loss), (self.generator, self.g_optimizer, g_loss)
         ):
@@ -92,6 +92,6 @@ class DCGAN(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-def slow_adam() -> keras.optimizers.Optimizer:
-    """The paper's Adam with the tutorial's learning rate."""
+def make_adam() -> keras.optimizers.Optimizer:
+    """Returns Adam with the paper's beta_1 and the tutorial's learning rate."""
     return keras.optimizers.Adam(1e-4, beta_1=0.5)

@@ -1,83 +1,105 @@
-"""Whole epochs of `fit` on the data that users pass: make_parallel(...).fit against Keras' fit.
+"""Times whole epochs of make_parallel(...).fit and of Keras' `fit`, on arrays and datasets.
 
     python benchmarks/epochs.py --workloads=cnn,gru_small,gru,text --rounds=3
 
-Unlike `throughput.py`, it times calls of `fit` from begin to end, and leaves tf.data's autotuning
-on. Each round runs both contenders for both kinds of data, each in a fresh process.
+Unlike throughput.py, it times calls of `fit` from start to end, and the autotuning of tf.data is
+on.
 """
 
-import json
-import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import rounds  # noqa: E402  (found through the line above)
+from benchmarks.machine import peak_memory_mb  # noqa: E402
 
-CONTENDERS, DATA, BATCHES, EPOCHS, DEVICES = ("parallel", "fit"), ("dataset", "arrays"), 30, 3, 2
+DEVICES = 2
+
+_WORKLOADS = flags.DEFINE_list(
+    "workloads", ["cnn", "gru_small", "gru", "text"], "Names in workloads.py."
+)
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
+_OUT = flags.DEFINE_string("out", "benchmarks/results/epochs.csv", "CSV to append to.")
 
 
-def measure(contender: str, name: str, data: str) -> None:
-    """Trains one epoch, then `EPOCHS`; prints {"examples_per_second", "peak_memory_mb", ...}."""
-    os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
+def measure(
+    contender: str, workload: str, data: str, num_devices: int = DEVICES, num_batches: int = 30,
+    warm_up_epochs: int = 1, epochs: int = 3, metrics: Sequence[str] = ("accuracy",),
+    autotune: bool = True, profile_dir: str | None = None,
+) -> dict[str, Any]:
+    """Trains with `fit`; call it in a fresh process.
+
+    Args:
+        contender: "fit" (Keras) or "parallel" (make_parallel).
+        workload: a name in workloads.py.
+        data: "dataset" or "arrays".
+        num_devices: devices of "parallel".
+        num_batches: steps of an epoch.
+        warm_up_epochs: epochs before the timing.
+        epochs: timed epochs.
+        metrics: argument of `compile`.
+        autotune: whether tf.data tunes the dataset.
+        profile_dir: directory for a profile of one more epoch.
+    """
     import keras
     import tensorflow as tf
 
     import towers
-    from benchmarks.contender import METRICS, device_name, peak_memory_mb, set_up
+    from benchmarks.contender import device_name, set_up_devices
     from benchmarks.workloads import WORKLOADS
 
-    workload = WORKLOADS[name]()
-    set_up(contender, DEVICES)
+    chosen = WORKLOADS[workload]()
+    set_up_devices(contender, num_devices)
     keras.utils.set_random_seed(0)
-    model = workload.build()
+    model = chosen.build()
     if contender == "parallel":
-        model = towers.make_parallel(model, DEVICES)
-    model.compile(workload.optimizer(), workload.loss, metrics=METRICS)
-    x, y = workload.data(BATCHES)
-    options = {"x": x, "y": y, "batch_size": workload.batch_size}
+        model = towers.make_parallel(model, num_devices)
+    model.compile(chosen.optimizer(), chosen.loss, metrics=list(metrics))
+    x, y = chosen.data(num_batches)
+    inputs = {"x": x, "y": y, "batch_size": chosen.batch_size}
     if data == "dataset":
-        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(workload.batch_size)
-        options = {"x": batches.prefetch(2)}
-    model.fit(**options, verbose=0)
-    begin = time.perf_counter()
-    model.fit(**options, epochs=EPOCHS, verbose=0)
-    seconds = (time.perf_counter() - begin) / EPOCHS
-    print(json.dumps({
+        options = tf.data.Options()
+        options.autotune.enabled = autotune
+        batches = tf.data.Dataset.from_tensor_slices((x, y)).batch(chosen.batch_size)
+        inputs = {"x": batches.prefetch(2).with_options(options)}
+    for _ in range(warm_up_epochs):
+        model.fit(**inputs, verbose=0)
+    start, cpu_start = time.perf_counter(), time.process_time()
+    model.fit(**inputs, epochs=epochs, verbose=0)
+    seconds = (time.perf_counter() - start) / epochs
+    cpu_seconds = (time.process_time() - cpu_start) / epochs
+    if profile_dir is not None:
+        with tf.profiler.experimental.Profile(profile_dir):
+            model.fit(**inputs, verbose=0)
+    return {
         "examples_per_second": len(x) / seconds, "seconds_an_epoch": seconds,
-        "peak_memory_mb": peak_memory_mb(), "device": device_name(),
-    }))
+        "ms_per_step": 1e3 * seconds / num_batches, "cpu_ms_per_step": 1e3 * cpu_seconds /
+        num_batches, "peak_memory_mb": peak_memory_mb(), "device": device_name(),
+    }
 
 
 def main(argv: list[str]) -> None:
     """Measures, prints, and appends to the CSV after each workload."""
-    given = flags.FLAGS
-    if given.contender:
-        measure(given.contender, given.workload, given.data)
-        return
+    del argv
     rows = []
-    for workload in given.workloads:
-        for data in DATA:
+    for workload in _WORKLOADS.value:
+        for data in ("dataset", "arrays"):
             print(workload, data, flush=True)
             shared = {"workload": workload, "data": data}
-            contenders = {name: {"contender": name, **shared} for name in CONTENDERS}
-            results = rounds.run_rounds("epochs", contenders, given.rounds)
+            contenders = {name: {"contender": name, **shared} for name in ("parallel", "fit")}
+            results = rounds.run_rounds("epochs.measure", contenders, _ROUNDS.value)
             new = rounds.compare(
                 results, "parallel", "examples_per_second", **shared, num_devices=DEVICES)
-            rounds.append_csv(Path(given.out), new)
+            rounds.append_csv(_OUT.value, new)
             rows += [{**row, "workload": f"{workload}, {data}"} for row in new]
     print(rounds.table(rows))
 
 
 if __name__ == "__main__":
-    flags.DEFINE_list("workloads", ["cnn", "gru_small", "gru", "text"], "Names in workloads.py.")
-    flags.DEFINE_integer("rounds", 3, "Runs of each contender, in turn.", lower_bound=1)
-    flags.DEFINE_string("out", "benchmarks/results/epochs.csv", "CSV to append to.")
-    flags.DEFINE_enum("contender", None, CONTENDERS, "Measure this one, in this process.")
-    flags.DEFINE_string("workload", "cnn", "With --contender: a name in workloads.py.")
-    flags.DEFINE_enum("data", "dataset", DATA, "With --contender: the kind of data.")
     app.run(main)

@@ -1,30 +1,37 @@
-"""Seconds of the first two epochs of `make_parallel(model, 3).fit` and of Keras' `fit`, in rounds.
+"""Times the first two epochs of `make_parallel(model, 3).fit` and of Keras' `fit`, in rounds.
 
     python benchmarks/first_epochs.py --models=MobileNetV2,ResNet50V2 --rounds=3
 
-Each run is a separate process. It prints the digest of the weights, so that two versions of towers
-can be compared bit for bit.
+It also prints the digest of the trained weights, which shows whether two versions of towers compute
+bit-identical weights.
 """
 
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 from absl import app, flags
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import rounds  # noqa: E402  (found through the line above)
+
 _MODELS = flags.DEFINE_list("models", ["MobileNetV2"], "Names in keras.applications.")
-_ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each model, in turn with fit.", lower_bound=1)
-_BATCH_NORM = flags.DEFINE_string("batch_norm", "synchronized", "As in make_parallel.")
-_CASE = flags.DEFINE_enum("case", None, ["fit", "towers"], "Run one model in this process.")
+_ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each model and side.", lower_bound=1)
+_BATCH_NORM = flags.DEFINE_string("batch_norm", "synchronized", "Argument of make_parallel.")
 
 
-def run_case(name: str, with_towers: bool) -> None:
-    """Trains one model for two epochs of batches of 12 and 8 images; prints seconds and digest."""
-    sys.path.insert(0, str(Path(__file__).parents[1]))
+def train(model: str, batch_norm: str | None) -> dict[str, Any]:
+    """Trains for two epochs of a batch of 12 and a batch of 8 images; call it in a fresh process.
+
+    Args:
+        model: a name in keras.applications.
+        batch_norm: argument of make_parallel; None for Keras' own `fit`.
+    """
     import keras
+    import numpy as np
 
     import towers
 
@@ -33,34 +40,30 @@ def run_case(name: str, with_towers: bool) -> None:
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(20, 32, 32, 3)), rng.integers(0, 10, 20)
-    make = getattr(keras.applications, name)
-    model = make(weights=None, input_shape=(32, 32, 3), classes=10)
-    run = towers.make_parallel(model, 3, batch_norm=_BATCH_NORM.value) if with_towers else model
-    run.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False)
-    begin = time.perf_counter()
-    run.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
-    print(f"{time.perf_counter() - begin:.2f} {towers.digest(model)}")
+    build = getattr(keras.applications, model)
+    trained = build(weights=None, input_shape=(32, 32, 3), classes=10)
+    if batch_norm is not None:
+        trained = towers.make_parallel(trained, 3, batch_norm=batch_norm)
+    trained.compile(
+        "sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False
+    )
+    start = time.perf_counter()
+    trained.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
+    return {"seconds": time.perf_counter() - start, "digest": towers.digest(trained)}
 
 
 def main(argv: list[str]) -> None:
-    """Measures every model in turn with `fit`, and prints the medians and their ratio."""
+    """Measures each model and prints the medians and their ratio."""
     del argv
-    if _CASE.value:
-        run_case(_MODELS.value[0], _CASE.value == "towers")
-        return
-    for name in _MODELS.value:
-        seconds: dict[str, list[float]] = {"fit": [], "towers": []}
-        for _ in range(_ROUNDS.value):
-            for case, found in seconds.items():
-                options = [f"--case={case}", f"--models={name}"]
-                done = subprocess.run(
-                    [sys.executable, __file__, *options, f"--batch_norm={_BATCH_NORM.value}"],
-                    check=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                )
-                print(name, case, line := done.stdout.splitlines()[-1], flush=True)
-                found.append(float(line.split()[0]))
-        fit, ours = (statistics.median(found) for found in seconds.values())
-        print(f"{name}: fit {fit:.1f} s, towers {ours:.1f} s, ratio {ours / fit:.2f}")
+    for model in _MODELS.value:
+        contenders: dict[str, dict[str, Any]] = {
+            "towers": {"model": model, "batch_norm": _BATCH_NORM.value},
+            "fit": {"model": model, "batch_norm": None},
+        }
+        results = rounds.run_rounds("first_epochs.train", contenders, _ROUNDS.value)
+        ours, fit = (statistics.median(result[name]["seconds"] for result in results)
+                     for name in contenders)
+        print(f"{model}: fit {fit:.1f} s, towers {ours:.1f} s, ratio {ours / fit:.2f}")
 
 
 if __name__ == "__main__":

@@ -1,103 +1,162 @@
-"""Measures one case of gpu.py in its own process, and prints a JSON line.
+"""Measures one case of gpu_plan.py. gpu.py calls `measure` in a fresh process."""
 
-`gpu.py` starts it; there is no need to call it by hand.
-"""
-
-import json
-import os
 import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-os.environ["TF_CPP_MIN_LOG_LEVEL"] = "2"  # errors alone, which say why a GPU refuses something
+import keras
+import tensorflow as tf
 
-import tensorflow as tf  # noqa: E402  (reads the variable above)
-from absl import app, flags  # noqa: E402
+import towers
+from benchmarks import contender as contenders
+from benchmarks.clocks import Clock, Stopwatch, synchronized_time
+from benchmarks.gpu_plan import TRANSFERS
+from benchmarks.machine import peak_memory_mb
+from benchmarks.workloads import WORKLOADS, Workload, built_in_workload, momentum
 
-from benchmarks import contender, gpu_workloads  # noqa: E402
-from benchmarks.clocks import Clock, Stopwatch, synchronized_time  # noqa: E402
-from benchmarks.gpu_plan import CONTENDERS, PRECISIONS, TRIP  # noqa: E402
-from benchmarks.trip import measure_trip  # noqa: E402
-from benchmarks.workloads import Workload  # noqa: E402
+LARGE = {
+    **WORKLOADS,
+    "resnet50": lambda: built_in_workload("resnet50", momentum, 256, 0),
+    "gru": lambda: built_in_workload("gru_large", keras.optimizers.Adam, 512, 0),
+}
+SMALL = {**WORKLOADS, "mlp41m": WORKLOADS["mlp"], "gru": WORKLOADS["gru_small"]}
 
-_ENDLESS = 10**6  # passes; the stopwatch ends them
-
-
-def define_flags() -> None:
-    """Defines the flags of this process: the fields of a `gpu_plan.Case`, and how it runs."""
-    flags.DEFINE_enum("workload", "cnn", gpu_workloads.NAMES, "What is trained.")
-    flags.DEFINE_enum("precision", "float32", PRECISIONS, "Keras' dtype policy.")
-    flags.DEFINE_integer("batch_size", 128, "Global batch.", lower_bound=1)
-    flags.DEFINE_integer("num_devices", 1, "GPUs; logical ones if there are fewer.", lower_bound=1)
-    flags.DEFINE_enum("contender", "towers", CONTENDERS, "Who trains.")
-    flags.DEFINE_float("timed_seconds", 4.0, "To time steps for.", lower_bound=0.0)
-    flags.DEFINE_boolean("small", False, "Tiny models.")
+MAX_BATCHES = 10  # distinct batches; more steps repeat them
+MAX_BATCH_BYTES = 512 * 2**20  # of all distinct batches together, but at least 2 batches
+WARM_UP_CALLS = 3
+ENDLESS = 10**6  # repeats of the data; the stopwatch ends the training
 
 
-def measure_steps(workload: Workload, name: str, num_devices: int, seconds: float) -> dict:
-    """Measures the first step, and the mean of the steps that fit into some seconds.
+def measure(
+    workload: str, precision: str, batch_size: int, num_devices: int, contender: str,
+    timed_seconds: float, small: bool,
+) -> dict[str, Any]:
+    """Measures a case of gpu_plan.py; returns columns of gpu.csv.
 
     Args:
-        workload: the workload to train.
-        name: the contender.
-        num_devices: for it.
-        seconds: to time, after a warm-up of a quarter of that, at least one pass over the data.
+        workload, precision, batch_size, num_devices, contender: the fields of the `Case`.
+        timed_seconds: time for which steps or transfers are timed.
+        small: whether to use small models.
     """
-    num_batches = gpu_workloads.batches_a_pass(workload)
-    x, y = workload.data(num_batches)
-    dataset = contender.batches(x, y, workload.batch_size, _ENDLESS)
-    begin = _progress("the data is made")
-    train, how = contender.trainer(name, workload, num_devices)
-    built = _progress("the model is built")
+    chosen = load_workload(workload, batch_size, precision, small)
+    contenders.set_up_devices(contender, num_devices)
+    if contender == TRANSFERS:
+        step = contenders.make_step(chosen, "towers", num_devices)
+        result = measure_transfers(step, timed_seconds / 2)
+    else:
+        result = measure_steps(chosen, contender, num_devices, timed_seconds)
+    gpu_memory = None
+    if tf.config.list_logical_devices("GPU"):
+        gpu_memory = tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+    return {**result, "peak_memory_mb": peak_memory_mb(), "gpu_memory_mb": gpu_memory}
+
+
+def load_workload(name: str, batch_size: int, precision: str, small: bool) -> Workload:
+    """Returns a workload with this global batch and this Keras dtype policy.
+
+    With `small`, it returns a smaller model of the same kind, to rehearse on a CPU.
+    """
+    workload = (SMALL if small else LARGE)[name]()
+
+    def build() -> keras.Model:
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(precision)
+        try:
+            return workload.build()
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    def optimizer() -> keras.optimizers.Optimizer:
+        inner = workload.optimizer()
+        # Keras' `compile` would add the loss scale; TowerStep does not.
+        is_scaled = precision == "mixed_float16"
+        return keras.optimizers.LossScaleOptimizer(inner) if is_scaled else inner
+
+    return replace(workload, build=build, optimizer=optimizer, batch_size=batch_size)
+
+
+def measure_steps(
+    workload: Workload, contender: str, num_devices: int, seconds: float
+) -> dict[str, Any]:
+    """Times the first step, and the steps that fit into `seconds`.
+
+    The warm-up takes at least a quarter of that time and all distinct batches.
+    """
+    x, _ = replace(workload, batch_size=1).data(1)
+    fitting = MAX_BATCH_BYTES // (x.nbytes * workload.batch_size)
+    num_batches = max(2, min(MAX_BATCHES, fitting))
+    dataset = contenders.make_dataset(*workload.data(num_batches), workload.batch_size, ENDLESS)
+    start = _report("the data is made")
+    train, how = contenders.make_trainer(contender, workload, num_devices)
+    built = _report("the model is built")
     train(dataset.take(1), Clock())
-    first = _progress("the first step is done")
+    first = _report("the first step is done")
     stopwatch = Stopwatch(num_batches, seconds / 4, seconds)
     train(dataset, stopwatch)
-    each = stopwatch.seconds / stopwatch.num_steps
+    per_step = stopwatch.seconds / stopwatch.num_steps
     return {
-        "ms_per_step": 1e3 * each, "examples_per_second": workload.batch_size / each,
-        "build_seconds": built - begin, "first_step_seconds": first - built,
+        "ms_per_step": 1e3 * per_step, "examples_per_second": workload.batch_size / per_step,
+        "build_seconds": built - start, "first_step_seconds": first - built,
         "steps": stopwatch.num_steps, "timed_seconds": stopwatch.seconds, "how": how,
     }
 
 
-def gpu_memory_mb() -> float | None:
-    """The most that the first GPU has held; None without one."""
-    if not tf.config.list_logical_devices("GPU"):
-        return None
-    return tf.config.experimental.get_memory_info("GPU:0")["peak"] / 2**20
+def measure_transfers(step: towers.TowerStep, seconds: float) -> dict[str, Any]:
+    """Times the copies of a step: parameters down to all devices, gradients up, `seconds` each.
+
+    A step may hide a part of these copies behind computations. All devices count together, and
+    10**6 bytes are a megabyte.
+    """
+    variables = [v.value for v in step.model.variables]
+    gradients = []  # one per variable, because BatchNormalization's statistics are sent up too
+    for device in step.devices:
+        with tf.device(device):
+            gradients.append([tf.ones(v.shape, v.dtype) for v in variables])
+
+    @tf.function(autograph=False)
+    def copy_down() -> list:
+        with tf.device(step.parameter_device):
+            values = [tf.convert_to_tensor(v) for v in variables]
+        return [_copy(values, device) for device in step.devices]
+
+    @tf.function(autograph=False)
+    def copy_up(gradients: list) -> list:
+        return [_copy(values, step.parameter_device) for values in gradients]
+
+    others = [device for device in step.devices if device != step.parameter_device]
+    num_bytes = len(others) * sum(v.dtype.size * v.shape.num_elements() for v in variables)
+    result: dict[str, Any] = {}
+    for way, function in (("down", copy_down), ("up", lambda: copy_up(gradients))):
+        per_call = _seconds_per_call(function, seconds)
+        result |= {
+            f"{way}_mb": num_bytes / 1e6, f"{way}_ms": 1e3 * per_call,
+            f"{way}_gb_per_second": num_bytes / per_call / 1e9,
+        }
+    return result
 
 
-def measure(given: Any) -> dict[str, Any]:
-    """Measures the case that the flags ask for."""
-    workload = gpu_workloads.load(
-        given.workload, given.batch_size, given.precision, given.small
-    )
-    contender.set_up(given.contender, given.num_devices)
-    if given.contender == TRIP:
-        step = contender.tower_step(workload, "towers", given.num_devices)
-        result = measure_trip(step, given.timed_seconds / 2)
-    else:
-        result = measure_steps(workload, given.contender, given.num_devices, given.timed_seconds)
-    return result | {
-        "peak_memory_mb": contender.peak_memory_mb(), "gpu_memory_mb": gpu_memory_mb()
-    }
+def _copy(values: list, device: str) -> list:
+    with tf.device(device):
+        return [tf.identity(value) for value in values]
 
 
-def main(argv: list[str]) -> None:
-    """Prints what was measured."""
-    del argv
-    print(json.dumps(measure(flags.FLAGS)))
-    sys.stdout.flush()
-    os._exit(0)  # TensorFlow's own end takes time, and has nothing left to save
+def _seconds_per_call(function: Callable[[], Any], seconds: float) -> float:
+    """Returns the mean seconds of a call, until its last copy has arrived."""
+    for _ in range(WARM_UP_CALLS):
+        function()
+    start = now = synchronized_time()
+    count = 0
+    while now - start < seconds:
+        function()
+        now = synchronized_time()
+        count += 1
+    return (now - start) / count
 
 
-def _progress(done: str) -> float:
-    """Prints how far the case came; returns the time, with every GPU idle."""
-    now = synchronized_time()
-    print(done, file=sys.stderr, flush=True)
-    return now
-
-
-if __name__ == "__main__":
-    define_flags()
-    app.run(main)
+def _report(progress: str) -> float:
+    """Waits until all devices are idle, writes the progress to stderr and returns the time."""
+    synchronized_time()
+    print(progress, file=sys.stderr, flush=True)
+    return time.perf_counter()

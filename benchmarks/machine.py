@@ -1,28 +1,24 @@
-"""The machine that figures are measured on.
+"""Describes the machine on which figures are measured."""
 
-    python -m benchmarks.machine      what TensorFlow sees, as a JSON line
-"""
-
-import json
 import os
 import platform
+import resource
 import subprocess
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-_SMI_FIELDS = (  # of `nvidia-smi --help-query-gpu`; a driver answers for what it knows
+_SMI_FIELDS = (
     "index", "name", "driver_version", "memory.total", "power.limit", "power.max_limit",
     "clocks.max.sm", "clocks.max.mem", "clocks.sm", "clocks.mem", "temperature.gpu",
     "persistence_mode", "compute_mode", "mig.mode.current", "pcie.link.gen.max",
     "pcie.link.gen.current", "pcie.link.width.current",
 )
-_SMI_SECONDS = 10
 
 
-def machine() -> dict[str, str]:
-    """The processor and the versions, for every row of a CSV."""
+def describe_machine() -> dict[str, str]:
+    """Returns the columns about the machine that every row of a CSV has."""
     return {
         "cores": str(count_cores()), "processor": processor(),
         "python": platform.python_version(), "tensorflow": version("tensorflow"),
@@ -31,12 +27,12 @@ def machine() -> dict[str, str]:
 
 
 def count_cores() -> int:
-    """The processor cores that this process may use."""
+    """Returns the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def processor() -> str:
-    """The processor's name, as far as the system tells."""
+    """Returns the processor's name, or "unknown"."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -45,33 +41,38 @@ def processor() -> str:
 
 
 def is_rehearsal() -> bool:
-    """Whether logical CPU devices are to follow the GPUs' policy."""
+    """Returns whether logical CPU devices follow the policy for GPUs."""
     return os.environ.get("TOWERS_REHEARSE_GPUS") == "1"
 
 
-def nvidia_smi(fields: Sequence[str] = _SMI_FIELDS) -> list[dict[str, str]]:
-    """{field: value, with its unit} of each GPU; what the driver does not know is left out.
+def peak_memory_mb() -> float:
+    """Returns the largest host memory of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
-    Empty where nvidia-smi is missing or does not answer. A field that it has never heard of makes
-    it refuse all of them, so each is asked for by itself then.
+
+def nvidia_smi() -> list[dict[str, str]]:
+    """Returns {field: value with its unit} per GPU; [] if nvidia-smi is missing or fails.
+
+    `nvidia-smi --help-query-gpu` explains the fields. Unknown values are left out.
     """
-    answer = query(fields)
-    if answer is None and len(fields) > 1:
-        single = [query([field]) or [] for field in fields]
-        answer = [sum(cells, []) for cells in zip(*filter(None, single), strict=False)]
-        fields = [field for field, column in zip(fields, single, strict=True) if column]
+    command = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return [
-        {f: cell for f, cell in zip(fields, cells, strict=True) if not cell.startswith("[")}
-        for cells in answer or []
+        {field: cell for field, cell in zip(_SMI_FIELDS, cells, strict=False) if cell[:1] != "["}
+        for cells in rows
     ]
 
 
 def describe_devices(num_devices: int, gpus: Sequence[Mapping[str, Any]]) -> str:
-    """A number of devices in words: "2 logical CPU devices rehearsing GPUs", "NVIDIA H200".
+    """Returns a description such as "2 x NVIDIA H200" or "2 logical CPU devices rehearsing GPUs".
 
     Args:
-        num_devices: that are used.
-        gpus: the list from `seen_by_tensorflow`.
+        num_devices: number of devices that are used.
+        gpus: the machine's GPUs, from `describe_tensorflow`.
     """
     if not gpus:
         kind = "logical CPU devices" if num_devices > 1 else "CPU device"
@@ -82,8 +83,11 @@ def describe_devices(num_devices: int, gpus: Sequence[Mapping[str, Any]]) -> str
     return f"{num_devices} x {name}"
 
 
-def seen_by_tensorflow() -> dict[str, Any]:
-    """{"gpus": [{"name", "compute_capability"}], "cuda", "cudnn"}; takes no GPU's memory."""
+def describe_tensorflow() -> dict[str, Any]:
+    """Returns {"gpus": [{"name", "compute_capability"}], "cuda", "cudnn"}; allocates no GPU memory.
+
+    It imports TensorFlow.
+    """
     import tensorflow as tf
 
     gpus = []
@@ -95,20 +99,3 @@ def seen_by_tensorflow() -> dict[str, Any]:
     return {
         "gpus": gpus, "cuda": build.get("cuda_version", ""), "cudnn": build.get("cudnn_version", "")
     }
-
-
-def query(fields: Sequence[str]) -> list[list[str]] | None:
-    """The cells of each GPU's line; None where nvidia-smi fails."""
-    command = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader"]
-    try:
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_SMI_SECONDS, check=True
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    lines = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
-    return [cells for cells in lines if len(cells) == len(fields)]
-
-
-if __name__ == "__main__":
-    print(json.dumps(seen_by_tensorflow()))

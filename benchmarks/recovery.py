@@ -1,17 +1,19 @@
-"""Makes a run lose workers again and again: seconds from a loss to the next step, and the weights.
+"""Disturbs the workers of a run and measures the seconds from each fault to the next step.
 
     python benchmarks/recovery.py --fault=stop --train=--model=cnn --train=--max_steps=500
     python benchmarks/recovery.py --losses=50 --longest=20 --train=--model=mlp \\
         --train=--max_steps=3000 --train=--checkpoint_every=20
 
-Every restart begins with all workers. The last worker gets the fault after ten steps, or with
---longest any worker at any moment. A run with --losses=0 must end with the same weights. Faults:
+By default, the last worker gets the fault ten steps after each start. With --longest, any worker
+gets it at a random moment. The last line shows the digest of the weights. It must equal the digest
+of a run with --losses=0. Faults:
 
     kill    SIGKILL
-    memory  it enters a control group of 64 MiB and takes more, until the kernel kills it; as root
+    memory  The worker enters a control group of 64 MiB and allocates more, until the kernel kills
+            it. Run as root, with control groups of version 1.
     stop    SIGSTOP
-    hang    a sleep between two steps
-    step    a sleep that the worker's watch takes for a part of a step
+    hang    The worker sleeps between two steps.
+    step    The worker sleeps within a step, as its watch sees it.
 """
 
 import os
@@ -30,34 +32,40 @@ from typing import Any
 from absl import app, flags
 
 ROOT = Path(__file__).parents[1]
-GROUP = Path("/sys/fs/cgroup/memory/towers-recovery")  # control groups, version 1
-SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # others: see `suffer`
+CGROUP = Path("/sys/fs/cgroup/memory/towers-recovery")
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # the other faults use SIGUSR2
 
 
-def callbacks() -> list[Any]:
-    """The callback of train.py's workers: it notes each step, pauses, and may get a fault."""
+def make_callbacks() -> list[Any]:
+    """Returns the callback of the workers' train.py: it records each step and runs faults.
+
+    The environment variable RECOVERY_DIR names the directory of the file "steps". While a file
+    "slow" is there, each step takes 0.1 s longer.
+    """
     import keras
 
-    due = list[int]()
-    signal.signal(signal.SIGUSR2, lambda number, frame: due.append(number))
+    signals: list[int] = []
+    signal.signal(signal.SIGUSR2, lambda number, frame: signals.append(number))
+    directory = Path(os.environ["RECOVERY_DIR"])
 
-    def note(batch: int, logs: Any) -> None:
-        if due:
-            suffer()
-        with open(Path(os.environ["NOTES"], "steps"), "a") as file:
+    def after_step(batch: int, logs: Any) -> None:
+        if signals:
+            run_fault(os.environ["RECOVERY_FAULT"])
+        with (directory / "steps").open("a") as file:
             file.write(f"{time.time()}\n")
-        time.sleep(0.1 if Path(os.environ["NOTES"], "slow").exists() else 0.0)
+        time.sleep(0.1 if (directory / "slow").exists() else 0.0)
 
-    return [keras.callbacks.LambdaCallback(on_train_batch_end=note)]
+    return [keras.callbacks.LambdaCallback(on_train_batch_end=after_step)]
 
 
-def suffer() -> None:
-    if os.environ["FAULT"] == "memory":  # takes more until the kernel kills the process
-        GROUP.mkdir(exist_ok=True)
-        (GROUP / "memory.limit_in_bytes").write_text(str(64 * 2**20))
-        (GROUP / "cgroup.procs").write_text(str(os.getpid()))
+def run_fault(fault: str) -> None:
+    """Allocates memory or sleeps until something ends the process."""
+    if fault == "memory":
+        CGROUP.mkdir(exist_ok=True)
+        (CGROUP / "memory.limit_in_bytes").write_text(str(64 * 2**20))
+        (CGROUP / "cgroup.procs").write_text(str(os.getpid()))
         bytearray(os.urandom(2**20)) * 1000
-    if os.environ["FAULT"] == "step":
+    if fault == "step":
         from towers.workers import watch, workers
 
         with watch.watched(workers.join_workers(), "a train step"):
@@ -65,63 +73,81 @@ def suffer() -> None:
     time.sleep(3600)
 
 
-def lose_workers(launcher: subprocess.Popen, lines: Sequence[tuple[float, str]], steps: Path,
-                 given: Any) -> list[float]:
-    """Returns the times at which a worker got the fault."""
-    lost, generator = list[float](), random.Random(0)
-    while len(lost) < given.losses and launcher.poll() is None:
-        time.sleep(generator.uniform(0, given.longest) or 0.05)
-        begins = [0.0, *restarts(lines)]
-        is_ready = len(begins) > len(lost) and len(times(steps, begins[-1])) > 10 * given.workers
+def cause_faults(
+    launcher: subprocess.Popen, lines: Sequence[tuple[float, str]], steps: Path
+) -> list[float]:
+    """Sends faults until there were --losses of them or the run ends; returns their times.
+
+    lines: the launcher's output so far, (time, line).
+    steps: the file to which all workers append the time of each step.
+    """
+    faults: list[float] = []
+    given, rng = flags.FLAGS, random.Random(0)
+    while len(faults) < given.losses and launcher.poll() is None:
+        time.sleep(rng.uniform(0, given.longest) or 0.05)
+        starts = [0.0, *restart_times(lines)]
+        num_steps = len(step_times(steps, starts[-1]))
+        is_ready = len(starts) > len(faults) and num_steps > 10 * given.workers
         children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children").read_text().split()
         if children and (given.longest or is_ready):
             with suppress(ProcessLookupError):
-                victim = generator.choice(children) if given.longest else children[-1]
+                victim = rng.choice(children) if given.longest else children[-1]
                 os.kill(int(victim), SIGNALS.get(given.fault, signal.SIGUSR2))
-                lost.append(time.time())
-    return lost
+                faults.append(time.time())
+    return faults
 
 
-def restarts(lines: Sequence[tuple[float, str]]) -> list[float]:
+def restart_times(lines: Sequence[tuple[float, str]]) -> list[float]:
+    """Returns when the launcher restarted the workers."""
     return [at for at, line in lines if line.startswith("Restart")]
 
 
-def times(steps: Path, after: float) -> list[float]:
+def step_times(steps: Path, after: float) -> list[float]:
+    """Returns when workers completed a step, after a moment."""
     return [at for at in map(float, steps.read_text().split()) if at > after]
 
 
-def main(argv: list[str]) -> None:  # prints the seconds after each loss, and the digest
-    given, lines = flags.FLAGS, list[tuple[float, str]]()
+def main(argv: list[str]) -> None:
+    """Runs train.py with faults; prints the seconds after each fault, and the digest."""
+    del argv
+    given = flags.FLAGS
+    lines: list[tuple[float, str]] = []
     with tempfile.TemporaryDirectory() as directory:
         slow, steps = Path(directory, "slow"), Path(directory, "steps")
-        for path in [steps, slow][:2 if given.longest else 1]:
-            path.touch()
+        steps.touch()
+        if given.longest:
+            slow.touch()
         launcher = subprocess.Popen(
             [sys.executable, "-m", "towers.launch", f"--workers={given.workers}",
              "--rejoin_after=0", "--max_restarts=1000", "--", "train.py", "--epochs=10000",
              f"--run_dir={directory}/run", f"--num_towers={given.workers}", "--num_gpus=1",
-             "--callbacks=benchmarks.recovery:callbacks", *given.train],
+             "--callbacks=benchmarks.recovery:make_callbacks", *given.train],
             cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "NOTES": directory, "FAULT": given.fault, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "RECOVERY_DIR": directory, "RECOVERY_FAULT": given.fault,
+                 "PYTHONPATH": str(ROOT)},
         )
-        out = ((time.time(), line) for line in launcher.stdout or ())
-        reader = Thread(target=lines.extend, args=[out])
+        timed_lines = ((time.time(), line) for line in launcher.stdout or ())
+        reader = Thread(target=lines.extend, args=[timed_lines])
         reader.start()
-        lost = lose_workers(launcher, lines, steps, given)
+        faults = cause_faults(launcher, lines, steps)
         slow.unlink(missing_ok=True)
         reader.join()
-        for end in restarts(lines):
-            begin = max(at for at in lost if at < end)
-            seconds = f"{end - begin:.1f} s, next step after {times(steps, end)[0] - begin:.1f} s"
-            print(f"restart after {seconds}")
-    print(f"{len(lost)} losses, {len(restarts(lines))} restarts: {lines[-1][1]}")
+        for restart in restart_times(lines):
+            fault = max(at for at in faults if at < restart)
+            next_step = step_times(steps, restart)[0]
+            print(f"restart after {restart - fault:.1f} s, next step after {next_step - fault:.1f} "
+                  "s")
+    print(f"{len(faults)} losses, {len(restart_times(lines))} restarts: {lines[-1][1]}")
 
 
-if __name__ == "__main__":
-    flags.DEFINE_integer("workers", 2, "Processes.")
-    flags.DEFINE_enum("fault", "kill", ["kill", "memory", "stop", "hang", "step"],
-                      "What happens.")
-    flags.DEFINE_integer("losses", 5, "How many.")
-    flags.DEFINE_float("longest", 0.0, "The longest time between two faults at random moments.")
-    flags.DEFINE_multi_string("train", [], "Flags of train.py.")
+if __name__ == "__main__":  # train.py imports this module, and has flags of its own
+    flags.DEFINE_integer("workers", 2, "Number of workers.")
+    flags.DEFINE_enum(
+        "fault", "kill", ["kill", "memory", "stop", "hang", "step"], "The fault that a worker gets."
+    )
+    flags.DEFINE_integer("losses", 5, "Number of faults.")
+    flags.DEFINE_float(
+        "longest", 0.0, "Longest time in seconds between two faults at random moments."
+    )
+    flags.DEFINE_multi_string("train", [], "A flag of train.py. May be repeated.")
     app.run(main)

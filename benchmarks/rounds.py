@@ -1,8 +1,8 @@
-"""Runs contenders in turn, each in a fresh process, and compares them round by round.
+"""Runs contenders in turn, each in a fresh process, and compares them within each round.
 
-    round 0: towers, fit, mirrored, ...    round 1: towers, fit, mirrored, ...    round 2: ...
+    round 0: towers, fit, mirrored, ...    round 1: mirrored, fit, towers, ...
 
-A machine's speed drifts; the ratio of two runs of the same round hardly does.
+The speed of a machine drifts, but the ratio of two runs in one round hardly changes.
 """
 
 import csv
@@ -12,27 +12,27 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import machine
+from benchmarks.machine import describe_machine
 from benchmarks.process import run_process
 
 
 def run_rounds(
-    module: str, contenders: Mapping[str, Mapping[str, Any]], num_rounds: int
+    function: str, contenders: Mapping[str, Mapping[str, Any]], num_rounds: int
 ) -> list[dict[str, dict[str, Any]]]:
-    """Every contender once a round, in the order given; backwards in every other round.
+    """Runs every contender once per round; every other round runs in reverse order.
 
-    A peer that fails, because it cannot train such a model, is left out from then on.
+    A peer that fails, for example because it cannot train a model, is left out from then on.
 
     Args:
-        module: a module of this package, which runs each contender.
-        contenders: the flags of each contender's process; the first is the one that is compared.
-        num_rounds: how often each runs.
+        function: the "module.function" of this package that measures a contender.
+        contenders: the function's arguments for each contender. The peers follow the first one.
+        num_rounds: number of rounds.
 
     Returns:
-        What each contender measured, in each round.
+        One dict per round: {contender: result of the function}.
 
     Raises:
-        RuntimeError: the first contender failed.
+        RuntimeError: The first contender failed.
     """
     ours, *peers = contenders
     rounds = []
@@ -40,7 +40,7 @@ def run_rounds(
         results = {}
         for name in [ours, *peers][:: -1 if index % 2 else 1]:
             try:
-                results[name] = run_process(module, **contenders[name])
+                results[name] = run_process(function, **contenders[name])
                 print(f"round {index}  {name:<12} {_line(results[name])}", flush=True)
             except RuntimeError as error:
                 if name == ours:
@@ -54,17 +54,17 @@ def run_rounds(
 def compare(
     rounds: Sequence[Mapping[str, Mapping[str, Any]]], contender: str, measure: str, **shared: Any
 ) -> list[dict[str, Any]]:
-    """A contender against each of the others.
+    """Compares a contender with each peer that has a result in every round.
 
     Args:
-        rounds: the result of `run_rounds`. A peer counts if all rounds have it.
-        contender: one of their names.
-        measure: the column to compare, such as "examples_per_second".
-        shared: columns that all rows have in common.
+        rounds: the result of `run_rounds`.
+        contender: the contender's name.
+        measure: the result to compare, such as "examples_per_second".
+        shared: columns with the same value in all rows.
 
     Returns:
-        A row for each round and peer: the measure of both, contender / peer, and that ratio's
-        median over the rounds.
+        One row per round and peer with both values, contender / peer, and the median of this ratio
+        over the rounds.
     """
     rows = []
     for peer in rounds[0]:
@@ -85,10 +85,10 @@ def compare(
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The medians, one line for each workload, device count and peer."""
+    """Returns the medians, one line per workload, device count and peer."""
     lines = [f"{'workload':<14}{'devices':>8}{'contender':>12}{'median':>12}{'peer':>12}"
              f"{'median':>12}{'ratio':>8}"]
-    for group in groups(rows):
+    for group in group_comparisons(rows):
         first = group[0]
         ours, other = (statistics.median(float(row[key]) for row in group)
                        for key in ("value", "peer_value"))
@@ -99,8 +99,8 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def groups(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
-    """The rows of each comparison; of one that was repeated, the last time's alone."""
+def group_comparisons(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
+    """Returns the rows of each comparison; if it was repeated, only the newest rows."""
     found: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
         key = tuple(str(row[name]) for name in ("workload", "num_devices", "contender", "peer"))
@@ -110,26 +110,30 @@ def groups(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[str, Any]]]:
     return list(found.values())
 
 
-def append_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Appends rows, with the machine and the command that made them; writes a header if new.
+def append_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Appends rows with the machine and the command; a new file gets a header.
 
     Raises:
-        ValueError: the file has other columns.
+        ValueError: The file has other columns.
     """
-    command = "python " + " ".join([f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
-    rows = [{**row, **machine(), "command": command} for row in rows]
-    path.parent.mkdir(parents=True, exist_ok=True)
+    about = {**describe_machine(), "command": command_line()}
+    rows = [{**row, **about} for row in rows]
     columns = list(rows[0])
-    if path.exists():
-        with path.open(newline="") as file:
-            present = next(csv.reader(file), [])
-        if present != columns:
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "a+", newline="") as file:
+        file.seek(0)
+        present = next(csv.reader(file), None)
+        if present not in (None, columns):
             raise ValueError(f"--out ({path}) has other columns than {columns}; name a new file.")
-    with path.open("a", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=columns)
-        if file.tell() == 0:
+        if present is None:
             writer.writeheader()
         writer.writerows(rows)
+
+
+def command_line() -> str:
+    """Returns the command that is running, such as "python benchmarks/update.py --rounds=5"."""
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
 
 
 def _line(result: Mapping[str, Any]) -> str:

@@ -1,9 +1,9 @@
-"""The cost of a step by towers and machines: the model of docs/scaling.md, and its picture.
+"""Computes the cost of a step by towers and machines: the model of docs/scaling.md.
 
     python benchmarks/scaling.py
 
-Fits the constants to machines.csv, compares the model with what was measured there, and draws
-what it says of 8 GPUs on each of up to 1,024 machines.
+It fits the constants to machines.csv, compares the model with the measured steps, and draws the
+predicted steps of 8 GPUs on each of up to 1,024 machines.
 """
 
 import csv
@@ -19,33 +19,35 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.rounds import groups  # noqa: E402  (found through the line above)
+from benchmarks.rounds import group_comparisons  # noqa: E402  (found through the line above)
 
 RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
-LARGE = 2e6  # bytes; a tensor of that size is exchanged by itself (towers/step/exchange.py)
-PASSES = {"SGD": 5, "Adam": 7}  # over all parameters: what an update reads and writes
-TENSORS = 8  # of which an exchange in machines.csv consists
+LARGE = 2e6  # bytes; a tensor of at least this size is sent alone (towers/step/exchange.py)
+PASSES = {"SGD": 5, "Adam": 7}  # how often an update reads or writes all parameters' bytes
+NUM_TENSORS = 8  # in an exchange of machines.csv
 
-# Assumptions: no figure of these was measured.
-GPU_MS = {"cnn": 4.0, "mlp41m": 8.0, "gru": 8.0, "resnet50": 30.0}  # a step of the batch below
-GPUS = 8  # of a machine, each with a link of its own to the CPU's memory
-GPU_LINK = 10e9  # bytes per second, of memory that is not pinned
-PEERS = {"PCIe": 20e9, "NVLink": 200e9}  # bytes per second from GPU to GPU; see the page
-CPU_MEMORY = 100e9  # bytes per second that a server's cores update at: half of an EPYC 7003's 205
-GPU_MEMORY = 1e12  # bytes per second that a GPU updates at: half of an A100's 2,039
-MESSAGE = 1e-4  # seconds of a message, and of a start; see the page for what they take here
+# Assumptions, which are not measured. docs/scaling.md has their sources.
+GPU_MS = {"cnn": 4.0, "mlp41m": 8.0, "gru": 8.0, "resnet50": 30.0}  # a step of one GPU's batch
+GPUS = 8  # GPUs of a machine, each with its own link to the CPU's memory
+GPU_LINK = 10e9  # bytes per second between CPU and GPU, without pinned memory
+PEERS = {"PCIe": 20e9, "NVLink": 200e9}  # bytes per second from GPU to GPU
+CPU_MEMORY = 100e9  # bytes per second of an update on a CPU: half of an EPYC 7003's 205
+GPU_MEMORY = 1e12  # bytes per second of an update on a GPU: half of an A100's 2,039
+MESSAGE = 1e-4  # seconds of a message, and of a sum's start
 LINKS = (10, 100, 400)  # Gbit/s of a machine
 MACHINES = 2 ** np.arange(11)
 
 
 @dataclass(frozen=True)
 class Size:
-    """A model's size.
+    """The size of a model.
 
-    parameters: bytes of the trainable ones. sums: how many are exchanged one by one; two small
-        gathers, of the batch's fingerprint and the metrics' predictions, count as one more.
-    passes: of an update. batch_size: of the benchmark; in the picture, of each GPU.
+    parameters: bytes of the trainable parameters.
+    sums: number of sums in a step's exchange. The two small gathers (the batch's fingerprint and
+        the metrics' predictions) count as one more sum.
+    passes: how often the update reads or writes all parameters.
+    batch_size: the benchmark's global batch; in the picture, the batch of each GPU.
     """
 
     parameters: float
@@ -58,8 +60,10 @@ class Size:
 class Constants:
     """The constants of one machine.
 
-    start: seconds of a sum, however small. message: of each message. wire, memory: bytes per
-    second that go through the network, and through additions and the update.
+    start: seconds that each sum takes in addition to its messages.
+    message: seconds of each message.
+    wire: bytes per second through the network.
+    memory: bytes per second through additions and the update.
     """
 
     start: float
@@ -69,28 +73,35 @@ class Constants:
 
 
 def exchange_seconds(constants: Constants, num_workers: float, size: float, sums: int) -> Any:
-    """2 (W-1) messages for each sum; (W-1)/W of all bytes leave, twice, and W slices are added."""
+    """Returns the seconds to add `size` bytes over W workers.
+
+    Each sum takes 2 (W-1) messages. A worker sends (W-1)/W of all bytes twice, and adds W slices.
+    """
     others = num_workers - 1
     sent = 2 * others / num_workers * size
     added = 3 * others / num_workers * size
-    each = np.where(others > 0, constants.start, 0.0) + 2 * others * constants.message
-    return sums * each + sent / constants.wire + added / constants.memory
+    per_sum = np.where(others > 0, constants.start, 0.0) + 2 * others * constants.message
+    return sums * per_sum + sent / constants.wire + added / constants.memory
 
 
 def update_seconds(constants: Constants, size: Size, gradients: float = 1) -> float:
-    """One pass over memory: the update, and each further tower's gradients."""
+    """Returns the seconds of the update and of adding that many towers' gradients."""
     return (size.passes + gradients - 1) * size.parameters / constants.memory
 
 
 def gpu_step(
     constants: Constants, size: Size, compute: float, num_machines: Any, peer: str | None = "PCIe"
 ) -> Any:
-    """Seconds of a step of GPUS GPUs on each of W machines: the sum of all that happens.
+    """Returns the seconds of a step of 8 GPUs on each machine, with all parts one after another.
 
-    peer: what GPUs send sums to each other by, a level of the tree at a time, all links at once;
-    None: all send theirs to the CPU, which adds them.
+    Args:
+        constants: the constants of a machine.
+        size: the model's size.
+        compute: seconds for which a GPU computes.
+        num_machines: a number or an array.
+        peer: the link between GPUs, over which they add in a tree; None if the CPU adds.
     """
-    transfers = 2 * size.parameters / GPU_LINK  # parameters down, a sum up, all links at once
+    transfers = 2 * size.parameters / GPU_LINK  # parameters down, a sum up, on all links at once
     if peer is not None:
         transfers += math.ceil(math.log2(GPUS)) * size.parameters / PEERS[peer]
     return (
@@ -100,21 +111,21 @@ def gpu_step(
 
 
 def copies_step(size: Size, compute: float, peer: str) -> float:
-    """Seconds of a step of one machine's GPUS GPUs, each with a copy of the parameters.
+    """Returns the seconds of a step of one machine, whose GPUs have copies of the parameters.
 
-    Each receives its slice of the others' gradients, and the others' slices of the sum.
+    Each GPU receives its slice of the others' gradients, and the others' slices of the sum.
     """
     slices = 2 * (GPUS - 1) / GPUS * size.parameters / PEERS[peer]
     return compute + slices + size.passes * size.parameters / GPU_MEMORY
 
 
-def linked(link: float) -> Constants:
-    """The assumed ones, with a network of so many Gbit/s."""
+def assumed_constants(link: float) -> Constants:
+    """Returns the assumed constants with a network of `link` Gbit/s."""
     return Constants(MESSAGE, MESSAGE, link / 8 * 1e9, CPU_MEMORY)
 
 
-def size_of(name: str) -> Size:
-    """A workload's, from its model."""
+def model_size(name: str) -> Size:
+    """Builds the model of a workload and returns its size."""
     from benchmarks.workloads import WORKLOADS  # imports TensorFlow
 
     workload = WORKLOADS[name]()
@@ -124,22 +135,23 @@ def size_of(name: str) -> Size:
     return Size(sum(counts), large + (large < len(counts)) + 1, passes, workload.batch_size)
 
 
-def exchanges(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, float], float]:
-    """{(W, bytes): seconds}, the medians of machines.csv."""
+def read_exchanges(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, float], float]:
+    """Returns the median exchange times of machines.csv: {(W, bytes): seconds}."""
     return {
         (int(group[0]["num_devices"]), 1e6 * float(group[0]["workload"].split()[0])):
         statistics.median(float(row["value"]) for row in group) / 1e3
-        for group in groups(rows) if group[0]["measure"] == "ms"
+        for group in group_comparisons(rows) if group[0]["measure"] == "ms"
+        and group[0]["workload"].endswith(" MB")
     }
 
 
 def fit(measured: Mapping[tuple[int, float], float], memory: float, cores: int) -> Constants:
-    """Fits by least squares of relative errors; workers take turns on the cores."""
+    """Fits the constants by least squares of relative errors; workers take turns on the cores."""
     left, right = [], []
     for (num_workers, size), seconds in measured.items():
         turns = num_workers / min(num_workers, cores)
         units = [
-            turns * exchange_seconds(constants, num_workers, size, sums_of(size))
+            turns * exchange_seconds(constants, num_workers, size, num_sums(size))
             for constants in (
                 Constants(1, 0, np.inf, np.inf), Constants(0, 1, np.inf, np.inf),
                 Constants(0, 0, 1, np.inf), Constants(0, 0, np.inf, memory),
@@ -151,39 +163,40 @@ def fit(measured: Mapping[tuple[int, float], float], memory: float, cores: int) 
     return Constants(float(start), float(message), float(1 / per_byte), memory)
 
 
-def sums_of(size: float) -> int:
-    """The number of sums in an exchange of so many bytes in machines.csv."""
-    return TENSORS if size / TENSORS >= LARGE else 1
+def num_sums(size: float) -> int:
+    """Returns the number of sums in an exchange of machines.csv."""
+    return NUM_TENSORS if size / NUM_TENSORS >= LARGE else 1
 
 
-def step_times(rows: Iterable[Mapping[str, str]], size: Size) -> dict[str, float]:
-    """{contender: median seconds of a step} of one workload's part "scaling"."""
+def read_steps(rows: Iterable[Mapping[str, str]], name: str, batch_size: int) -> dict[str, float]:
+    """Returns a workload's median seconds of a step in part "scaling": {contender: seconds}."""
     found: dict[str, float] = {}
-    for group in groups(rows):
-        values = [[size.batch_size / float(row[key]) for row in group]
-                  for key in ("value", "peer_value")]
-        alone = statistics.median(values[0])
-        found[group[0]["contender"]] = alone
+    chosen = [row for row in rows if row["workload"] == name and row["contender"] == "1 tower"]
+    for group in group_comparisons(chosen):
+        alone = statistics.median(batch_size / float(row["value"]) for row in group)
+        found["1 tower"] = alone
         found[group[0]["peer"]] = alone * float(group[0]["median_ratio"])  # taken within a round
     return found
 
 
-def predict(constants: Constants, size: Size, compute: float, who: str, cores: int) -> float:
-    """Seconds of a step of "4 towers" in one process, or of "4 workers" that share the cores.
+def predict(
+    constants: Constants, size: Size, compute: float, contender: str, cores: int
+) -> float:
+    """Returns the seconds of a step of "4 towers" in one process, or of "4 workers".
 
-    compute: seconds of the whole batch on all cores.
+    compute: seconds in which all cores compute the gradients of the global batch.
     """
-    count = int(who.split()[0])
-    if "tower" in who:
+    count = int(contender.split()[0])
+    if "tower" in contender:
         return compute + update_seconds(constants, size, count)
-    each = update_seconds(constants, size) + float(exchange_seconds(
+    rest = update_seconds(constants, size) + float(exchange_seconds(
         constants, count, size.parameters, size.sums
     ))
-    return compute + count / min(count, cores) * each
+    return compute + count / min(count, cores) * rest
 
 
 def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
-    """Draws the share of its time that a GPU computes, by machines; a panel for each model."""
+    """Draws the share of a step in which a GPU computes, by machines, with one panel per model."""
     from towers.app.reporting.charts import COLORS, figure_file, style_axes
 
     note = (f"A model, not a measurement, of {GPUS} GPUs on each machine with a fixed batch for "
@@ -199,7 +212,7 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
             compute = GPU_MS[name] / 1e3
             title = f"{name}: {size.parameters / 1e6:.0f} MB, {GPU_MS[name]:.0f} ms (assumed)"
             style_axes(axes, title, "", "")
-            lines = [(f"{link} Gbit/s", linked(link), color, "-")
+            lines = [(f"{link} Gbit/s", assumed_constants(link), color, "-")
                      for link, color in zip(LINKS, COLORS, strict=False)]
             here = replace(constants, memory=CPU_MEMORY)
             lines.append(("measured on 2 cores", here, "#777777", "--"))
@@ -215,51 +228,52 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
         panels[0, 1].legend(loc="upper right", fontsize=9, frameon=False)
 
 
-def main() -> None:
-    """Prints the constants and the comparison; draws the picture."""
+def fit_and_compare(sizes: Mapping[str, Size]) -> Constants:
+    """Fits the constants to machines.csv and prints the model beside the measured times."""
     with (RESULTS / "machines.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     cores = int(rows[-1]["cores"])
-    sizes = {name: size_of(name) for name in GPU_MS}
-    scaled = {}
-    for name, size in sizes.items():
-        chosen = [row for row in rows if row["workload"] == name and row["contender"] == "1 tower"]
-        if chosen:
-            scaled[name] = step_times(chosen, size)
-    most = max(scaled, key=lambda name: sizes[name].parameters)  # where the update is no noise
-    alone = scaled[most]["1 tower"] - scaled[most]["limit"]
-    memory = sizes[most].passes * sizes[most].parameters / alone
-    constants = fit(exchanges(rows), memory, cores)
+    steps = {name: read_steps(rows, name, size.batch_size) for name, size in sizes.items()}
+    steps = {name: times for name, times in steps.items() if times}
+    largest = max(steps, key=lambda name: sizes[name].parameters)  # its update exceeds the noise
+    update = steps[largest]["1 tower"] - steps[largest]["limit"]
+    memory = sizes[largest].passes * sizes[largest].parameters / update
+    constants = fit(read_exchanges(rows), memory, cores)
     print(f"start {1e3 * constants.start:.2f} ms, message {1e3 * constants.message:.2f} ms, "
           f"wire {constants.wire / 1e9:.2f} GB/s, memory {memory / 1e9:.2f} GB/s")
-    for (num_workers, count), seconds in exchanges(rows).items():
+    for (num_workers, count), seconds in read_exchanges(rows).items():
         turns = num_workers / min(num_workers, cores)
-        model = turns * exchange_seconds(constants, num_workers, count, sums_of(count))
+        model = turns * exchange_seconds(constants, num_workers, count, num_sums(count))
         print(f"{num_workers} workers, {count / 1e6:g} MB: model {1e3 * model:.0f} ms, "
               f"measured {1e3 * seconds:.0f} ms")
-    for name, times in scaled.items():
-        base = f"{cores} towers"  # one a core
+    for name, times in steps.items():
+        base = f"{cores} towers"  # the model takes its computation from one tower per core
         if base not in times:
             continue
         compute = times[base] - update_seconds(constants, sizes[name], cores)
-        for who in sorted(times.keys() - {"limit", "1 tower"}):
-            model = predict(constants, sizes[name], compute, who, cores)
-            print(f"{name}, {who}: model {1e3 * model:.0f} ms, measured {1e3 * times[who]:.0f} ms")
-    for name, size in sizes.items():
-        for link in LINKS:
-            compute = GPU_MS[name] / 1e3
-            share = compute / gpu_step(linked(link), size, compute, MACHINES)
-            some = ", ".join(f"{n:,}: {100 * s:.0f}%" for n, s in zip(MACHINES, share, strict=True))
-            print(f"{name}, {link} Gbit/s, machines {some}")
+        for contender in sorted(times.keys() - {"limit", "1 tower"}):
+            model = predict(constants, sizes[name], compute, contender, cores)
+            print(f"{name}, {contender}: model {1e3 * model:.0f} ms, "
+                  f"measured {1e3 * times[contender]:.0f} ms")
+    return constants
+
+
+def main() -> None:
+    """Prints the constants, the comparison and the predictions; draws the picture."""
+    sizes = {name: model_size(name) for name in GPU_MS}
+    constants = fit_and_compare(sizes)
     for name, size in sizes.items():
         compute = GPU_MS[name] / 1e3
-        shares = [compute / gpu_step(linked(100), size, compute, 1, peer)
-                  for peer in (None, *PEERS)]
-        print(f"{name}, one machine: the CPU adds {100 * shares[0]:.0f}%, " + ", ".join(
-            f"GPUs over {peer} {100 * share:.0f}%"
-            for peer, share in zip(PEERS, shares[1:], strict=True)
-        ), *(f"copies over {peer} {100 * compute / copies_step(size, compute, peer):.0f}%"
-             for peer in PEERS), sep=", ")
+        for link in LINKS:
+            shares = compute / gpu_step(assumed_constants(link), size, compute, MACHINES)
+            print(f"{name}, {link} Gbit/s, machines " + ", ".join(
+                f"{n:,}: {share:.0%}" for n, share in zip(MACHINES, shares, strict=True)))
+        one = {"the CPU adds": gpu_step(assumed_constants(100), size, compute, 1, None)}
+        for peer in PEERS:
+            one[f"GPUs over {peer}"] = gpu_step(assumed_constants(100), size, compute, 1, peer)
+            one[f"copies over {peer}"] = copies_step(size, compute, peer)
+        print(f"{name}, one machine: " + ", ".join(
+            f"{text} {compute / float(seconds):.0%}" for text, seconds in one.items()))
     draw(PICTURE, constants, sizes)
 
 

@@ -1,4 +1,4 @@
-"""Workloads: a model, its optimizer, its global batch and synthetic data for it."""
+"""The workloads of the benchmarks: models with optimizers, global batches and random data."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,17 +16,17 @@ CLASSES_LOSS, BINARY_LOSS = "sparse_categorical_crossentropy", "binary_crossentr
 
 @dataclass(frozen=True)
 class Workload:
-    """One row of the comparison.
+    """A model to train and its settings.
 
     build: () -> a built model.
     optimizer: () -> a Keras optimizer.
     batch_size: the global batch.
     input_shape: the shape of one example.
-    num_classes: labels lie in 0 ... num_classes - 1; 1 for a single sigmoid, whose labels are 0
-        and 1.
-    steps: that take 4 to 8 seconds on 2 cores.
-    towers_per_core: logical CPU devices a core, one tower each, that train it fastest. Two towers
-        that take turns on a core leave it no gaps; large parameters cost more a tower.
+    num_classes: labels are 0 ... num_classes - 1. For a single sigmoid, num_classes is 1 and the
+        labels are 0 and 1.
+    steps: number of steps that takes 4 to 8 seconds on 2 cores.
+    towers_per_core: number of towers per core that trains the model fastest on CPUs. A second tower
+        fills the gaps of the first, but large parameters make it expensive.
     """
 
     build: Callable[[], keras.Model]
@@ -39,11 +39,11 @@ class Workload:
 
     @property
     def loss(self) -> str:
-        """The Keras name of the loss."""
+        """The loss's name in Keras."""
         return BINARY_LOSS if self.num_classes == 1 else CLASSES_LOSS
 
     def data(self, num_batches: int) -> tuple[np.ndarray, np.ndarray]:
-        """Random: x float32 [N, ...]; y int32 [N], or float32 [N, 1] for a single sigmoid."""
+        """Returns random x float32 [N, ...] and y int32 [N], or float32 [N, 1] for a sigmoid."""
         rng = np.random.default_rng(0)
         count = num_batches * self.batch_size
         x = rng.random((count, *self.input_shape), dtype=np.float32)
@@ -52,10 +52,10 @@ class Workload:
         return x, rng.integers(0, self.num_classes, count).astype(np.int32)
 
 
-def built_in(
+def built_in_workload(
     name: str, optimizer: Callable, batch_size: int, steps: int, towers_per_core: int = 1
 ) -> Workload:
-    """Makes the workload of a model that --model of train.py takes, at its own size."""
+    """Makes the workload of a model that train.py's --model accepts, at its default size."""
     source = models.load(name)
     shape, classes = source.input_shape, source.num_classes
     return Workload(
@@ -65,14 +65,14 @@ def built_in(
 
 
 def resnet50() -> keras.Model:
-    """`keras.applications` ResNet50 for 32x32 images, random weights."""
+    """Builds ResNet50 of `keras.applications` for 32x32 images, with random weights."""
     return keras.applications.ResNet50(weights=None, input_shape=(32, 32, 3), classes=10)
 
 
 def gru(units: int) -> keras.Model:
-    """Two GRU layers on 49 one-hot notes, the shape of melodies' one-hot encoding.
+    """Builds two GRU layers: one-hot notes float32 [N, 49, 128] -> probabilities [N, 128].
 
-    724,096 parameters with 256 units; float32 [N, 49, 128] -> probabilities, float32 [N, 128].
+    With 256 units, the model has 724,096 parameters.
     """
     return keras.Sequential([
         keras.Input((49, 128)),
@@ -83,15 +83,15 @@ def gru(units: int) -> keras.Model:
 
 
 def gru_workload(units: int, batch_size: int, steps: int) -> Workload:
-    """Makes the workload of `gru` with Adam."""
+    """Makes a workload of `gru` with Adam."""
     return Workload(lambda: gru(units), keras.optimizers.Adam, batch_size, (49, 128), 128, steps)
 
 
 def text() -> keras.Model:
-    """Classifies texts of any length; words have the numbers 1 ... 4,999, and 0 is masked."""
+    """Builds a classifier of texts of any length: words are 1 ... 4,999, and 0 is masked."""
     return keras.Sequential([
         keras.Input((None,)),
-        keras.layers.Rescaling(5000),  # the workload's data lie in [0, 1)
+        keras.layers.Rescaling(5000),  # the random data are in [0, 1)
         keras.layers.Embedding(5000, 64, mask_zero=True),
         keras.layers.Bidirectional(keras.layers.LSTM(64)),
         keras.layers.Dense(32, activation="relu"),
@@ -100,9 +100,10 @@ def text() -> keras.Model:
 
 
 class Block(keras.layers.Layer):
-    """Four gelu layers of 512 units beside their input; computed again in the backward pass."""
+    """A residual block of four gelu layers of 512 units."""
 
     def __init__(self, remat: bool) -> None:
+        """Args: remat: whether the backward pass recomputes the layers instead of storing them."""
         super().__init__()
         self.inner = [keras.layers.Dense(512, activation="gelu") for _ in range(4)]
         self._remat = remat
@@ -121,7 +122,7 @@ class Block(keras.layers.Layer):
 
 
 def blocks(remat: bool) -> keras.Model:
-    """Eight blocks, 8.4 million parameters; by keras.remat or not."""
+    """Builds eight blocks with 8.4 million parameters, with keras.remat or without."""
     return keras.Sequential([
         keras.Input((512,)), *(Block(remat) for _ in range(8)),
         keras.layers.Dense(1, activation="sigmoid"),
@@ -129,29 +130,29 @@ def blocks(remat: bool) -> keras.Model:
 
 
 def tiny() -> keras.Model:
-    """Ten parameters, for the tests: its speed says nothing."""
+    """Builds a model of ten parameters for the tests."""
     return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, activation="softmax")])
 
 
 def momentum() -> keras.optimizers.Optimizer:
-    """Plain SGD with momentum."""
+    """Returns SGD with momentum."""
     return keras.optimizers.SGD(0.01, momentum=0.9)
 
 
 def slow_adam() -> keras.optimizers.Optimizer:
-    """Adam at a learning rate of 1e-4."""
+    """Returns Adam with a learning rate of 1e-4."""
     return keras.optimizers.Adam(1e-4)
 
 
 WORKLOADS = {
-    "cnn": lambda: built_in("cnn", momentum, 128, 120, 2),
-    "notebook_cnn": lambda: built_in("notebook_cnn", keras.optimizers.RMSprop, 128, 14, 2),
-    "mlp": lambda: built_in("mlp", keras.optimizers.Adam, 256, 180),
+    "cnn": lambda: built_in_workload("cnn", momentum, 128, 120, 2),
+    "notebook_cnn": lambda: built_in_workload("notebook_cnn", keras.optimizers.RMSprop, 128, 14, 2),
+    "mlp": lambda: built_in_workload("mlp", keras.optimizers.Adam, 256, 180),
     "mlp41m": lambda: Workload(wide_mlp.build, slow_adam, 512, (wide_mlp.INPUTS,), 1, 20),
     "gru": lambda: gru_workload(256, 256, 24),
     "gru_small": lambda: gru_workload(128, 128, 80),
     "text": lambda: Workload(text, keras.optimizers.Adam, 64, (80,), 1, 100),
-    "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.slow_adam, 128, (28, 28, 1), 1, 12),
+    "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.make_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
     "blocks": lambda: Workload(lambda: blocks(False), momentum, 8192, (512,), 1, 2),
     "blocks_remat": lambda: Workload(lambda: blocks(True), momentum, 8192, (512,), 1, 2),

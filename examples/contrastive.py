@@ -1,11 +1,11 @@
-"""A loss over the whole global batch: SimCLR on two views of each MNIST image, with towers.gather.
+"""Trains SimCLR on MNIST, whose loss compares all examples of the global batch, with towers.gather.
 
     python -m examples.contrastive
 
-Each image's two views are to find each other among all views of the batch (Chen et al. 2020,
-https://arxiv.org/abs/2002.05709): the loss needs the embeddings of all towers. Prints how well a
-linear classifier does on what the encoder has learnt without labels, with towers and by Keras on
-one device: 0.88 on both, and 0.71 on an encoder that has learnt nothing.
+The model learns without labels to match two views of each image among all views of the batch (Chen
+et al. 2020, https://arxiv.org/abs/2002.05709). So the loss needs the embeddings of all towers. The
+example trains with towers and with Keras on one device, and prints the test accuracy of a linear
+classifier on the encoder's features: 0.88 for both, and 0.71 for an untrained encoder.
 """
 
 from typing import Any
@@ -19,7 +19,7 @@ from towers.datasets import mnist
 
 L = keras.layers
 GPUS = len(tf.config.list_physical_devices("GPU"))
-DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+DEVICES = GPUS or 2  # without GPUs: logical CPU devices
 EXAMPLES = 12_000
 GLOBAL_BATCH = 256
 EPOCHS = 4
@@ -38,7 +38,7 @@ def build_encoder() -> keras.Model:
 
 
 class SimCLR(keras.Model):
-    """An encoder, and a projection that is thrown away afterwards."""
+    """An encoder, and a projection that is needed only for training."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,11 +49,11 @@ class SimCLR(keras.Model):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Set to zero before each epoch."""
+        """The metrics that Keras resets before each epoch."""
         return [self.mean]
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One update on two views, each [N, 28, 28, 1]."""
+        """Makes one update on two views of the images, each [N, 28, 28, 1]."""
         with tf.GradientTape() as tape:
             # Without gather, each tower would compare only the views in its shard.
             left, right = (towers.gather(self.embed(view)) for view in data)
@@ -70,26 +70,25 @@ class SimCLR(keras.Model):
         return {"loss": self.mean.result()}
 
     def embed(self, images: Any) -> Any:
-        """Vectors of length 1, [N, 32]."""
+        """Images [N, 28, 28, 1] -> vectors of length 1, [N, 32]."""
         return tf.math.l2_normalize(self.projection(self.encoder(images)), axis=1)
 
 
-def view(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Each image moved by up to 3 pixels, fainter or stronger, with a patch of it left out."""
-    changed = np.empty_like(images)
+def make_view(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Shifts each image by up to 3 pixels, changes its brightness and blackens a square of it."""
+    views = np.empty_like(images)
     for i, image in enumerate(images):
-        moved = np.roll(image, rng.integers(-3, 4, 2), axis=(0, 1)) * rng.uniform(0.6, 1.4)
+        views[i] = np.roll(image, rng.integers(-3, 4, 2), axis=(0, 1)) * rng.uniform(0.6, 1.4)
         top, left = rng.integers(0, 20, 2)
-        moved[top:top + 8, left:left + 8] = 0.0
-        changed[i] = moved
-    return changed
+        views[i, top:top + 8, left:left + 8] = 0.0
+    return views
 
 
-def probe(encoder: keras.Model, train: tuple, test: tuple) -> float:
-    """The test accuracy of a linear classifier on the features, by least squares."""
+def linear_probe(encoder: keras.Model, train: tuple, test: tuple) -> float:
+    """Fits a linear classifier to the features by least squares; returns its test accuracy."""
     def features(images: np.ndarray) -> np.ndarray:
-        found = encoder.predict(images, batch_size=1000, verbose=0)
-        return np.concatenate([found, np.ones([len(found), 1])], axis=1)
+        x = encoder.predict(images, batch_size=1000, verbose=0)
+        return np.concatenate([x, np.ones([len(x), 1])], axis=1)
 
     x, labels = features(train[0]), np.eye(10)[train[1]]
     weights = np.linalg.solve(x.T @ x + 1e-3 * np.eye(x.shape[1]), x.T @ labels)
@@ -97,31 +96,32 @@ def probe(encoder: keras.Model, train: tuple, test: tuple) -> float:
 
 
 def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float]]:
-    """Trains with towers and on one device; returns the history with towers."""
+    """Trains with towers and on one device; returns the history of `fit` with towers."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     data = mnist.load()
     train = tuple(part[:examples] for part in data.train)
     rng = np.random.default_rng(0)
-    views = view(train[0], rng), view(train[0], rng)
+    views = make_view(train[0], rng), make_view(train[0], rng)
 
-    def fit(on_towers: bool, verbose: int) -> tuple[dict, keras.Model]:
+    def fit(with_towers: bool, verbose: int) -> tuple[dict, keras.Model]:
         keras.utils.set_random_seed(0)
-        with tf.device("/cpu:0"):
+        with tf.device("/cpu:0"):  # keeps the parameters in host memory
             model = SimCLR()
-        trained = towers.make_parallel(model, DEVICES) if on_towers else model
+        trained = towers.make_parallel(model, DEVICES) if with_towers else model
         trained.compile("adam")
-        fitted = trained.fit(
-            *views, batch_size=GLOBAL_BATCH, epochs=epochs, shuffle=False, verbose=verbose)
-        return fitted.history, model.encoder
+        history = trained.fit(
+            *views, batch_size=GLOBAL_BATCH, epochs=epochs, shuffle=False, verbose=verbose
+        ).history
+        return history, model.encoder
 
     with tf.device("/cpu:0"):
         untrained = build_encoder()
-    history, encoder = fit(True, 2)
-    _, by_keras = fit(False, 0)
-    found = [probe(model, train, data.test) for model in (encoder, by_keras, untrained)]
-    print(f"linear probe: towers {found[0]:.4f}, one device {found[1]:.4f}, "
-          f"untrained {found[2]:.4f}")
+    history, encoder = fit(with_towers=True, verbose=2)
+    _, one_device = fit(with_towers=False, verbose=0)
+    accuracies = [linear_probe(model, train, data.test)
+                  for model in (encoder, one_device, untrained)]
+    print("linear probe: towers {:.4f}, one device {:.4f}, untrained {:.4f}".format(*accuracies))
     return history
 
 

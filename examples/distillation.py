@@ -1,10 +1,10 @@
-"""A custom train_step with two models: a small student learns from a larger teacher.
+"""Trains a small student on the outputs of a larger teacher, in a custom train_step.
 
     python -m examples.distillation
 
-The student sees no labels: it learns the classes that the teacher tells apart, softened as in
-Hinton et al. 2015 (https://arxiv.org/abs/1503.02531). Prints the test accuracies of both: about
-0.97 for the teacher of 670,000 parameters, and 0.935 for the student of 19,000.
+The student learns from the teacher's softened probabilities instead of labels (Hinton et al. 2015,
+https://arxiv.org/abs/1503.02531). The example prints the test accuracy of both: about 0.97 for the
+teacher with 670,000 parameters, and 0.935 for the student with 19,000.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from towers.datasets import mnist
 
 L = keras.layers
 GPUS = len(tf.config.list_physical_devices("GPU"))
-DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+DEVICES = GPUS or 2  # without GPUs: logical CPU devices
 EXAMPLES = 20_000
 GLOBAL_BATCH = 128
 EPOCHS = 6
@@ -32,7 +32,7 @@ def build(name: str, *widths: int) -> keras.Model:
 
 
 class Distiller(keras.Model):
-    """Trains the student; the teacher stays as it is."""
+    """Trains the student, not the teacher."""
 
     def __init__(self, student: keras.Model, teacher: keras.Model) -> None:
         super().__init__()
@@ -41,11 +41,11 @@ class Distiller(keras.Model):
         self.build((None, 28, 28, 1))
 
     def call(self, images: Any) -> Any:
-        """The student's logits."""
+        """Returns the student's logits."""
         return self.student(images)
 
     def train_step(self, data: Any) -> dict[str, Any]:
-        """One update of the student; the labels are for the metrics."""
+        """Makes one update of the student; only the metrics use the labels."""
         images, labels = data
         soft = tf.nn.softmax(self.teacher(images, training=False) / TEMPERATURE)
         with tf.GradientTape() as tape:
@@ -53,11 +53,11 @@ class Distiller(keras.Model):
             loss = keras.losses.KLDivergence()(soft, tf.nn.softmax(logits / TEMPERATURE))
         weights = self.student.trainable_weights
         self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
-        self.metrics[0].update_state(loss)  # Keras' running mean of the loss
+        self.metrics[0].update_state(loss)  # Keras' mean of the loss over an epoch
         return self.compute_metrics(images, labels, logits)
 
     def test_step(self, data: Any) -> dict[str, Any]:
-        """Computes the training loss, and the metrics."""
+        """Updates the loss and the metrics on a batch."""
         images, labels = data
         soft = tf.nn.softmax(self.teacher(images, training=False) / TEMPERATURE)
         logits = self.student(images, training=False)
@@ -67,13 +67,13 @@ class Distiller(keras.Model):
 
 
 def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float]]:
-    """Trains the teacher, then the student; returns the student's history."""
+    """Trains the teacher, then the student; returns the history of the student's `fit`."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     data = mnist.load()
     x, y = (part[:examples] for part in data.train)
-    with tf.device("/cpu:0"):
+    with tf.device("/cpu:0"):  # keeps the parameters in host memory
         teacher, student = build("teacher", 512, 512), build("student", 24)
         distiller = Distiller(student, teacher)
 
@@ -82,7 +82,7 @@ def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     parallel.compile("adam", loss, metrics=["accuracy"])
     parallel.fit(x, y, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=0)
-    print(f"teacher: {parallel.evaluate(*data.test, verbose=0)[1]:.4f} of the test digits")
+    print(f"teacher: test accuracy {parallel.evaluate(*data.test, verbose=0)[1]:.4f}")
     teacher.trainable = False
 
     parallel = towers.make_parallel(distiller, DEVICES)
@@ -90,7 +90,7 @@ def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float
     history = parallel.fit(
         x, y, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, validation_data=data.test
     ).history
-    print(f"student: {history['val_accuracy'][-1]:.4f}")
+    print(f"student: test accuracy {history['val_accuracy'][-1]:.4f}")
     return history
 
 

@@ -1,11 +1,11 @@
-"""A custom train_step with two optimizers: a GAN that draws MNIST digits.
+"""Trains a GAN that draws MNIST digits: a custom train_step with two optimizers.
 
     python -m examples.gan
 
-After each epoch it writes what the generator makes of the same 36 codes to runs/gan/epoch_1.png and
-so on: blots after the first epoch, strokes after the second, much like digits after the sixth. The
-two losses are those of Goodfellow et al. 2014 (https://arxiv.org/abs/1406.2661), the generator's
-the one that does not saturate. Prints both; around the sixth epoch they are nearly the same.
+It trains with the losses of Goodfellow et al. 2014 (https://arxiv.org/abs/1406.2661), with their
+non-saturating loss for the generator. After each epoch, it writes 36 generated images to
+runs/gan/epoch_1.png and so on: blobs after the first epoch, strokes after the second, and shapes
+like digits after the sixth.
 """
 
 from pathlib import Path
@@ -20,7 +20,7 @@ from towers.datasets import mnist
 
 L = keras.layers
 GPUS = len(tf.config.list_physical_devices("GPU"))
-DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+DEVICES = GPUS or 2  # without GPUs: logical CPU devices
 EXAMPLES = 20_000
 GLOBAL_BATCH = 128
 EPOCHS = 6
@@ -45,7 +45,7 @@ def build_generator() -> keras.Model:
 
 
 def build_discriminator() -> keras.Model:
-    """Images [N, 28, 28, 1] -> logits [N, 1]: above 0 where it takes them for real."""
+    """Images [N, 28, 28, 1] -> logits [N, 1], positive for images that seem real."""
     return keras.Sequential([
         keras.Input((28, 28, 1)),
         L.Conv2D(16, 4, strides=2, padding="same"),
@@ -69,33 +69,33 @@ class GAN(keras.Model):
         self.g_loss = keras.metrics.Mean(name="generator_loss")
 
     def compile(self, d_optimizer: Any, g_optimizer: Any) -> None:
-        """Args: an optimizer for each of the two."""
+        """Sets the optimizers of the discriminator and of the generator."""
         super().compile()
         self.d_optimizer, self.g_optimizer = d_optimizer, g_optimizer
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Set to zero before each epoch."""
+        """The metrics that Keras resets before each epoch."""
         return [self.d_loss, self.g_loss]
 
     def train_step(self, real: Any) -> dict[str, Any]:
-        """One update of each, on a batch of real images."""
-        loss_of = keras.losses.BinaryCrossentropy(from_logits=True)
+        """Updates both networks on a batch of real images."""
+        cross_entropy = keras.losses.BinaryCrossentropy(from_logits=True)
         codes = keras.random.normal([tf.shape(real)[0], CODE], seed=self.seed)
 
         with tf.GradientTape() as tape:
             fake = self.generator(codes, training=True)
             on_real = self.discriminator(real, training=True)
             on_fake = self.discriminator(fake, training=True)
-            d_loss = loss_of(0.9 * tf.ones_like(on_real), on_real)
-            d_loss += loss_of(tf.zeros_like(on_fake), on_fake)
+            d_loss = cross_entropy(0.9 * tf.ones_like(on_real), on_real)
+            d_loss += cross_entropy(tf.zeros_like(on_fake), on_fake)
         weights = self.discriminator.trainable_weights
         self.d_optimizer.apply_gradients(zip(tape.gradient(d_loss, weights), weights))
 
         with tf.GradientTape() as tape:
             fake = self.generator(codes, training=True)
             on_fake = self.discriminator(fake, training=True)
-            g_loss = loss_of(tf.ones_like(on_fake), on_fake)
+            g_loss = cross_entropy(tf.ones_like(on_fake), on_fake)
         weights = self.generator.trainable_weights
         self.g_optimizer.apply_gradients(zip(tape.gradient(g_loss, weights), weights))
 
@@ -104,8 +104,8 @@ class GAN(keras.Model):
         return {metric.name: metric.result() for metric in self.metrics}
 
 
-class DrawsGrid(keras.callbacks.Callback):
-    """Writes what the generator makes of the same codes after each epoch."""
+class DrawGrid(keras.callbacks.Callback):
+    """Writes the images of the same codes after each epoch."""
 
     def __init__(self, directory: str) -> None:
         super().__init__()
@@ -113,7 +113,6 @@ class DrawsGrid(keras.callbacks.Callback):
         self.codes = np.random.default_rng(0).normal(size=(GRID * GRID, CODE)).astype("float32")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """See `keras.callbacks.Callback`."""
         images = self.model.generator.predict(self.codes, verbose=0)
         grid = images.reshape(GRID, GRID, 28, 28).transpose(0, 2, 1, 3)
         grid = grid.reshape(GRID * 28, GRID * 28, 1)
@@ -124,17 +123,17 @@ class DrawsGrid(keras.callbacks.Callback):
 def main(
     examples: int = EXAMPLES, epochs: int = EPOCHS, directory: str = DIRECTORY
 ) -> dict[str, list[float]]:
-    """Trains; returns `fit`'s history."""
+    """Trains; returns the history of `fit`."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     x = mnist.load().train[0][:examples]
-    with tf.device("/cpu:0"):
+    with tf.device("/cpu:0"):  # keeps the parameters in host memory
         model = GAN()
     parallel = towers.make_parallel(model, DEVICES, batch_norm="average")
     parallel.compile(keras.optimizers.Adam(5e-4, 0.5), keras.optimizers.Adam(5e-4, 0.5))
     return parallel.fit(
-        x, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, callbacks=[DrawsGrid(directory)]
+        x, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, callbacks=[DrawGrid(directory)]
     ).history
 
 

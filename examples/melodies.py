@@ -1,9 +1,9 @@
-"""A recurrent network that continues melodies: 49 notes in, the next one out.
+"""Trains a recurrent network that continues melodies: 49 notes in, the next note out.
 
     python -m examples.melodies
 
-Prints the accuracy on melodies that it has not seen: about 0.50 after 2 epochs. The notes are
-integers; their one-hot encoding, 128 times as large, is made in the towers.
+With 9,000 melodies, the test accuracy is about 0.30 after 2 epochs. The notes are integers. Their
+one-hot encoding is 128 times as large, so a layer of the model makes it, on the towers' devices.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,9 @@ import towers
 from towers.datasets import music
 
 GPUS = len(tf.config.list_physical_devices("GPU"))
-DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+DEVICES = GPUS or 2  # without GPUs: logical CPU devices
 LAYER, UNITS = keras.layers.GRU, 256  # or keras.layers.LSTM
-EXAMPLES = 18_571 if GPUS else 9_000  # 18,571 is all
+EXAMPLES = 18_571 if GPUS else 9_000  # there are 18,571
 GLOBAL_BATCH = 256
 EPOCHS = 2
 
@@ -36,13 +36,13 @@ def build(layer: Callable = LAYER, units: int = UNITS) -> keras.Model:
 def main(
     examples: int = EXAMPLES, epochs: int = EPOCHS, layer: Callable = LAYER, units: int = UNITS
 ) -> dict[str, list[float]]:
-    """Trains, evaluates and continues one melody; returns `fit`'s history."""
+    """Trains, evaluates and continues one melody; returns the history of `fit`."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     data = music.load()
     (x, y), test = ([part[:examples] for part in split] for split in (data.train, data.test))
-    with tf.device("/cpu:0"):
+    with tf.device("/cpu:0"):  # keeps the parameters in host memory
         model = build(layer, units)
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile("rmsprop", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -51,7 +51,7 @@ def main(
     ).history
     melody = test[0][:1]
     next_note = int(parallel.predict(melody, verbose=0).argmax())
-    print(f"after {melody[0, -8:].tolist()} comes {next_note}; it was {test[1][0]}")
+    print(f"after {melody[0, -8:].tolist()}: predicted {next_note}, actual {test[1][0]}")
     return history
 
 

@@ -1,8 +1,8 @@
-"""A functional model with two inputs and shared layers: do two images show the same digit?
+"""Trains a model with two inputs and shared layers: do two images show the same digit?
 
     python -m examples.two_inputs
 
-Prints the accuracy on pairs that it has not seen: about 0.95 after 4 epochs.
+The test accuracy is about 0.95 after 4 epochs.
 """
 
 import keras
@@ -14,14 +14,14 @@ from towers.datasets import mnist
 
 L = keras.layers
 GPUS = len(tf.config.list_physical_devices("GPU"))
-DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+DEVICES = GPUS or 2  # without GPUs: logical CPU devices
 PAIRS = 20_000
 GLOBAL_BATCH = 256
 EPOCHS = 4
 
 
 def build() -> keras.Model:
-    """Two images float32 [N, 28, 28, 1] -> the probability that they agree, float32 [N, 1]."""
+    """Two images float32 [N, 28, 28, 1] -> the probability of the same digit, float32 [N, 1]."""
     encoder = keras.Sequential([
         keras.Input((28, 28, 1)),
         L.Conv2D(16, 3, strides=2, activation="relu"),
@@ -37,7 +37,7 @@ def build() -> keras.Model:
 
 
 def make_pairs(x: np.ndarray, y: np.ndarray, count: int) -> tuple[list, np.ndarray]:
-    """Half of the pairs show the same digit twice."""
+    """Returns random pairs and their labels; at least half of the pairs show the same digit."""
     rng = np.random.default_rng(0)
     by_digit = [np.flatnonzero(y == digit) for digit in range(10)]
     left = rng.integers(0, len(y), count)
@@ -49,12 +49,12 @@ def make_pairs(x: np.ndarray, y: np.ndarray, count: int) -> tuple[list, np.ndarr
 
 
 def main(pairs: int = PAIRS, epochs: int = EPOCHS) -> dict[str, list[float]]:
-    """Trains and evaluates; returns `fit`'s history."""
+    """Trains and evaluates; returns the history of `fit`."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     data = mnist.load()
-    with tf.device("/cpu:0"):
+    with tf.device("/cpu:0"):  # keeps the parameters in host memory
         model = build()
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile("adam", "binary_crossentropy", metrics=["accuracy"])

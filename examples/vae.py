@@ -1,10 +1,10 @@
-"""A custom train_step, test_step and predict_step: a variational autoencoder.
+"""Trains a variational autoencoder with a custom train_step, test_step and predict_step.
 
     python -m examples.vae
 
-As in Keras' guide (https://keras.io/examples/generative/vae): two losses with a running mean each.
-Prints them in nats an image: after 5 epochs about 146 in all, of which 9 are the divergence.
-examples/autoencoder.py does the same without a custom step, with a layer that adds a loss.
+It follows Keras' guide (https://keras.io/examples/generative/vae). The printed losses are in nats
+per image: after 5 epochs, the total is about 146 and the divergence about 9.
+examples/autoencoder.py does the same with a layer that adds a loss.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from towers.datasets import mnist
 L = keras.layers
 ops = keras.ops
 GPUS = len(tf.config.list_physical_devices("GPU"))
-DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+DEVICES = GPUS or 2  # without GPUs: logical CPU devices
 EXAMPLES = 30_000
 GLOBAL_BATCH = 128
 EPOCHS = 5
@@ -44,28 +44,28 @@ class VAE(keras.Model):
 
     @property
     def metrics(self) -> list[keras.metrics.Metric]:
-        """Set to zero before each epoch."""
+        """The metrics that Keras resets before each epoch."""
         return [self.total, self.divergence]
 
     def train_step(self, images: Any) -> dict[str, Any]:
-        """Makes one update; every tower draws different noise."""
+        """Makes one update. Each tower draws different noise."""
         with tf.GradientTape() as tape:
-            loss, divergence = self.losses_of(images)
+            loss, divergence = self.compute_losses(images)
         gradients = tape.gradient(loss, self.trainable_weights)
         self.optimizer.apply_gradients(zip(gradients, self.trainable_weights))
-        return self.tracked(loss, divergence)
+        return self.update_metrics(loss, divergence)
 
     def test_step(self, images: Any) -> dict[str, Any]:
-        """The losses alone."""
-        return self.tracked(*self.losses_of(images))
+        """Computes the losses."""
+        return self.update_metrics(*self.compute_losses(images))
 
     def predict_step(self, images: Any) -> Any:
-        """The codes' means, [N, LATENT]."""
+        """Returns the means of the codes, [N, LATENT]."""
         mean, _ = ops.split(self.encoder(images), 2, axis=1)
         return mean
 
-    def losses_of(self, images: Any) -> tuple:
-        """(the bound on the images' log-likelihood, its divergence): means over the batch."""
+    def compute_losses(self, images: Any) -> tuple:
+        """Returns (total loss, divergence), each the mean over the batch."""
         mean, log_variance = ops.split(self.encoder(images), 2, axis=1)
         noise = keras.random.normal(ops.shape(mean), seed=self.seed)
         output = self.decoder(mean + ops.exp(0.5 * log_variance) * noise)
@@ -74,21 +74,21 @@ class VAE(keras.Model):
         divergence = ops.mean(ops.sum(divergence, axis=1))
         return ops.mean(ops.sum(pixels, axis=(1, 2))) + divergence, divergence
 
-    def tracked(self, loss: Any, divergence: Any) -> dict[str, Any]:
-        """The running means."""
+    def update_metrics(self, loss: Any, divergence: Any) -> dict[str, Any]:
+        """Returns the means over the epoch."""
         self.total.update_state(loss)
         self.divergence.update_state(divergence)
         return {metric.name: metric.result() for metric in self.metrics}
 
 
 def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float]]:
-    """Trains and evaluates; returns `fit`'s history."""
+    """Trains and evaluates; returns the history of `fit`."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     keras.utils.set_random_seed(0)
     data = mnist.load()
     x, test = data.train[0][:examples], data.test[0][:examples]
-    with tf.device("/cpu:0"):
+    with tf.device("/cpu:0"):  # keeps the parameters in host memory
         model = VAE()
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile("adam")
@@ -96,7 +96,7 @@ def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float
         x, batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2, validation_data=(test,)
     ).history
     codes = parallel.predict(test, verbose=0)
-    print(f"codes of {len(codes):,} images, standard deviations {codes.std(axis=0).round(2)}")
+    print(f"standard deviations of {len(codes):,} codes: {codes.std(axis=0).round(2)}")
     return history
 
 

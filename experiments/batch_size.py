@@ -1,11 +1,12 @@
-"""Compares the gradient noise scale with what it predicts: the cost of MNIST at several batches.
+"""Compares the gradient noise scale with the critical batch size that training on MNIST shows.
 
     python -m experiments.batch_size --out_dir=DIR
 
-Trains a small MLP by SGD to one test accuracy at each batch size and learning rate. The rate with
-the fewest steps counts. With B examples a batch, McCandlish et al. (arXiv 1812.06162, eq. 2.11)
-expect S = S_min * (1 + B_crit / B) steps. A fit gives the critical batch size B_crit, which the
-noise scale should come near. Writes batch_size.csv and batch_size.png.
+It trains a small MLP with SGD to a fixed test accuracy, at several batch sizes and learning rates.
+At each batch size, the learning rate with the fewest steps counts. With B examples per batch,
+McCandlish et al. (arXiv 1812.06162, eq. 2.11) expect S = S_min * (1 + B_crit / B) steps. A fit
+gives the critical batch size B_crit, to which the noise scale should be close. Writes
+batch_size.csv and batch_size.png.
 """
 
 import csv
@@ -25,24 +26,24 @@ from absl import flags  # noqa: E402
 import towers  # noqa: E402
 from towers.app.datasets import mnist  # noqa: E402
 
-TOWERS = 8  # shards whose gradients are compared
-BETWEEN_CHECKS = 1.03  # factor of the number of steps from one check of the accuracy to the next
+TOWERS = 8  # the noise scale compares the gradients of their shards
+CHECK_FACTOR = 1.03  # the accuracy is checked again after 3% more steps
 
 
 class Row(NamedTuple):
-    """Holds the results of one batch size, in the order of the columns of batch_size.csv."""
+    """The results of one batch size: the columns of batch_size.csv."""
 
     batch_size: int
-    learning_rate: float  # of the runs with the fewest steps
-    steps: float  # to the accuracy, mean over the seeds
+    learning_rate: float  # the rate with the fewest steps
+    steps: float  # steps to the accuracy, mean over the seeds
     examples: float
-    noise_scale: float  # in examples: the mean of tr(S) over the mean of |G|^2, over all steps
+    noise_scale: float  # in examples: mean(tr(S)) / mean(|G|^2), over all steps
 
 
 def train(
-    data: Any, batch_size: int, rate: float, seed: int, accuracy: float, most: int
+    data: Any, batch_size: int, rate: float, seed: int, accuracy: float, max_steps: int
 ) -> tuple[int, float] | None:
-    """Returns (steps, noise scale) of a run to `accuracy`; None if `most` steps do not reach it."""
+    """Returns (steps, noise scale) of a run to `accuracy`; None after `max_steps` steps."""
     (x, y), (x_test, y_test) = data
     keras.utils.set_random_seed(seed)
     model = keras.Sequential([
@@ -52,31 +53,35 @@ def train(
     step = towers.TowerStep(
         model, keras.optimizers.SGD(rate), loss, num_towers=TOWERS, noise_scale=True
     )
-    order, next_check, taken = np.random.default_rng(seed), 10.0, 0
+    order, next_check, steps = np.random.default_rng(seed), 10.0, 0
     step.reset_metrics()
-    while taken < most:
+    while steps < max_steps:
         rows = order.permutation(len(x))
         for begin in range(0, len(x) - batch_size + 1, batch_size):
             chosen = rows[begin: begin + batch_size]
-            logs, taken = step.train_batch(x[chosen], y[chosen]), taken + 1
-            if taken >= next_check:
-                next_check = max(taken + 1, taken * BETWEEN_CHECKS)
-                found = np.argmax(model(x_test).numpy(), axis=1)
-                if np.mean(found == y_test) >= accuracy:
-                    return taken, float(logs["noise_scale"])
-            if taken >= most:
+            logs, steps = step.train_batch(x[chosen], y[chosen]), steps + 1
+            if steps >= next_check:
+                next_check = max(steps + 1, steps * CHECK_FACTOR)
+                predicted = np.argmax(model(x_test).numpy(), axis=1)
+                if np.mean(predicted == y_test) >= accuracy:
+                    return steps, float(logs["noise_scale"])
+            if steps >= max_steps:
                 break
     return None
 
 
 def measure(data: Any, batch_size: int, likely_rate: float, given: Any) -> Row:
-    """Returns the results of one batch size, with the learning rate that needs the fewest steps."""
+    """Returns the results of one batch size with its best learning rate.
+
+    It tries the rates near `likely_rate` first, because a good result limits the later runs.
+    """
     best: Row | None = None
     rates = map(float, given.learning_rates)
     for rate in sorted(rates, key=lambda rate: abs(np.log2(rate / likely_rate))):
-        most = given.most_steps if best is None else int(1.5 * best.steps)
+        limit = given.max_steps if best is None else int(1.5 * best.steps)
         runs = [
-            train(data, batch_size, rate, seed, given.accuracy, most) for seed in range(given.seeds)
+            train(data, batch_size, rate, seed, given.accuracy, limit)
+            for seed in range(given.seeds)
         ]
         if all(runs):
             steps = statistics.mean(run[0] for run in runs if run)
@@ -86,13 +91,13 @@ def measure(data: Any, batch_size: int, likely_rate: float, given: Any) -> Row:
     if best is None:
         raise ValueError(
             f"no learning rate reached an accuracy of {given.accuracy} with batches of "
-            f"{batch_size}: give more --most_steps, or a lower --accuracy."
+            f"{batch_size}: use a larger --max_steps or a lower --accuracy."
         )
     return best
 
 
 def critical_batch(rows: list[Row]) -> tuple[float, float]:
-    """Returns (S_min, B_crit), fitted to the logarithms of S = S_min * (1 + B_crit / B)."""
+    """Fits S = S_min * (1 + B_crit / B) to the logarithms of the steps; returns (S_min, B_crit)."""
     sizes, steps = (np.array([getattr(row, name) for row in rows]) for name in Row._fields[:3:2])
     errors = {}
     for critical in np.geomspace(1, 1e5, 2001):
@@ -103,7 +108,7 @@ def critical_batch(rows: list[Row]) -> tuple[float, float]:
 
 
 def draw(rows: list[Row], path: Path) -> None:
-    """Draws steps and noise scale over the batch size, with the fitted curve."""
+    """Draws the steps and the noise scale over the batch size, with the fitted curve."""
     from matplotlib.figure import Figure
 
     fewest, critical = critical_batch(rows)
@@ -125,7 +130,7 @@ def draw(rows: list[Row], path: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Runs the experiment and returns the process' exit code."""
+    """Runs the experiment; returns the exit code."""
     given = flags.FLAGS
     try:
         given(argv)
@@ -155,12 +160,13 @@ def main(argv: list[str]) -> int:
 
 def define_flags() -> None:
     """Defines the flags of the experiment."""
-    flags.DEFINE_list("batch_sizes", ["16", "64", "256", "1024", "4096"], "Examples of an update.")
+    flags.DEFINE_list("batch_sizes", ["16", "64", "256", "1024", "4096"],
+                      "Numbers of examples in an update.")
     flags.DEFINE_list("learning_rates", [str(2.0 ** k) for k in range(-6, 2)],
-                      "Rates of SGD, the powers of 2 from 1/64 to 2.")
+                      "Learning rates of SGD. Default: the powers of 2 from 1/64 to 2.")
     flags.DEFINE_float("accuracy", 0.95, "Test accuracy at which a run ends.")
     flags.DEFINE_integer("seeds", 2, "Runs of each batch size and learning rate.", lower_bound=1)
-    flags.DEFINE_integer("most_steps", 20_000, "Steps after which a run gives up.", lower_bound=1)
+    flags.DEFINE_integer("max_steps", 20_000, "Steps after which a run stops.", lower_bound=1)
     flags.DEFINE_string("out_dir", None, "Directory of the results.", required=True)
 
 

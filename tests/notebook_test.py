@@ -1,4 +1,4 @@
-"""The notebook of examples/ in a real kernel: its cells, again, interrupted; what they show."""
+"""Runs the notebook of examples/ in a real kernel: all cells, all cells again, and interrupts."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ HANDLERS = "[signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal
 
 
 class Kernel:
-    """A kernel in a directory of its own."""
+    """A kernel in a new directory."""
 
     def __init__(self, loop, directory):
         self._loop = loop
@@ -39,7 +39,7 @@ class Kernel:
             resources={"metadata": {"path": str(directory)}})
 
     def run(self, source, *interrupts):
-        """The outputs of a cell; it is interrupted once stdout has the text of each interrupt."""
+        """Runs a cell and returns its outputs; interrupts it once its stdout has each text."""
         return self._loop.run_until_complete(self._run(source, interrupts))
 
     async def _run(self, source, interrupts):
@@ -61,22 +61,22 @@ def stdout(outputs):
 
 
 def errors(outputs):
-    """(name, text) of each."""
+    """Returns (name, text) of each error."""
     return [(o.ename, o.evalue) for o in outputs if o.output_type == "error"]
 
 
 @pytest.fixture(scope="module", name="kernel")
 def _kernel(tmp_path_factory):
-    """The one kernel, in which all cells of the notebook have run."""
+    """A kernel in which all cells of the notebook have run."""
     directory = tmp_path_factory.mktemp("notebook")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("IPYTHONDIR", str(directory / "ipython"))
         patch.setenv("JUPYTER_RUNTIME_DIR", str(directory / "runtime"))
         patch.delenv("MPLBACKEND", raising=False)
-        patch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # a GPU may add up in another order each time
-        patch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)  # the notebook has its own
-        patch.delenv("PYTEST_CURRENT_TEST")  # with it a kernel shows less of stderr than a user's
+        patch.setenv("CUDA_VISIBLE_DEVICES", "-1")  # GPUs may add in another order each time
+        patch.delenv("TF_CPP_MIN_LOG_LEVEL", raising=False)  # the notebook sets it
+        patch.delenv("PYTEST_CURRENT_TEST")  # with it, a kernel shows less of stderr
         loop = asyncio.new_event_loop()
         kernel = Kernel(loop, directory)
         setup = kernel.client.async_setup_kernel()
@@ -89,7 +89,7 @@ def _kernel(tmp_path_factory):
 
 
 def run_all(kernel):
-    """The outputs of each code cell of the notebook, by the cell's name."""
+    """Runs all code cells of the notebook; returns {id of the cell: its outputs}."""
     return {cell.id: kernel.run(cell.source) for cell in NOTEBOOK.cells if cell.cell_type == "code"}
 
 
@@ -99,34 +99,34 @@ def test_the_committed_notebook_has_no_outputs():
     assert not any(cell.outputs or cell.execution_count for cell in cells)
 
 
-def test_all_cells_run_the_model_learns_and_lines_have_no_control_characters(kernel):
-    told = kernel.first
-    assert [errors(outputs) for outputs in told.values()] == [[]] * len(told)
-    assert told["devices"][-1].data["text/plain"] == "['/cpu:0', '/cpu:1', '/cpu:2', '/cpu:3']"
-    losses = [float(text) for text in re.findall(r" loss: ([\d.]+)", stdout(told["fit"]))]
+def test_all_cells_run_and_write_plain_text_and_the_model_learns(kernel):
+    cells = kernel.first
+    assert [errors(outputs) for outputs in cells.values()] == [[]] * len(cells)
+    assert cells["devices"][-1].data["text/plain"] == "['/cpu:0', '/cpu:1', '/cpu:2', '/cpu:3']"
+    losses = [float(text) for text in re.findall(r" loss: ([\d.]+)", stdout(cells["fit"]))]
     assert len(losses) == 3 and losses == sorted(losses, reverse=True)
-    assert "image/png" in told["plot"][-1].data
-    assert "part of a step" in stdout(told["profile"])
-    assert "Bottleneck" in stdout(told["profile"])
-    for name, outputs in told.items():
-        if name == "devices":  # what TensorFlow writes while it is imported
+    assert "image/png" in cells["plot"][-1].data
+    assert "part of a step" in stdout(cells["profile"])
+    assert "Bottleneck" in stdout(cells["profile"])
+    for name, outputs in cells.items():
+        if name == "devices":  # importing TensorFlow writes to stderr
             continue
         text = "".join(o.text for o in outputs if o.output_type == "stream")
         assert not CONTROL.search(text)
         assert text == stdout(outputs)
         assert len(text.splitlines()) <= 25
-    assert len(stdout(told["fit"]).splitlines()) == 6  # two an epoch
+    assert len(stdout(cells["fit"]).splitlines()) == 6  # two per epoch
 
 
 def test_all_cells_run_again_in_the_same_kernel(kernel):
-    told = run_all(kernel)
-    assert [errors(outputs) for outputs in told.values()] == [[]] * len(told)
-    assert told["devices"][-1].data == kernel.first["devices"][-1].data
-    assert stdout(told["fit"]) == ""  # all epochs are done
+    cells = run_all(kernel)
+    assert [errors(outputs) for outputs in cells.values()] == [[]] * len(cells)
+    assert cells["devices"][-1].data == kernel.first["devices"][-1].data
+    assert stdout(cells["fit"]) == ""  # all epochs are done
     assert "3 [1, 2, 3]" in stdout(kernel.run('print(len(history["loss"]), list(epochs))'))
 
 
-def test_an_interrupt_saves_ends_the_cell_and_leaves_the_kernel_as_it_was(kernel):
+def test_an_interrupted_cell_saves_and_the_kernel_remains_usable(kernel):
     kernel.run(source("model"))
     outputs = kernel.run(FIT.format(epochs=99, name="interrupted"), "Epoch 2/99")
     assert errors(outputs) == [("KeyboardInterrupt", "")]
@@ -139,7 +139,7 @@ def test_an_interrupt_saves_ends_the_cell_and_leaves_the_kernel_as_it_was(kernel
     assert errors(outputs) == []
     assert "Epoch 1/" not in stdout(outputs)
     shown = kernel.run('print(fitted.history["loss"] == history["loss"])')
-    assert stdout(shown) == "True\n"  # those of the notebook's fit
+    assert stdout(shown) == "True\n"  # as if it was not interrupted
 
 
 def test_a_second_interrupt_does_not_end_the_kernel(kernel):
@@ -149,7 +149,7 @@ def test_a_second_interrupt_does_not_end_the_kernel(kernel):
     assert stdout(kernel.run(f"print(before == {HANDLERS})")) == "True\n"
 
 
-def test_a_run_shows_plain_lines(kernel):
+def test_a_run_prints_plain_lines(kernel):
     outputs = kernel.run("""
 config = towers.TrainConfig(epochs=2, num_gpus=TOWERS, batch_size=512)
 parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
@@ -161,12 +161,12 @@ towers.train(config, model=parallel, train=(x, y), test=test);
     assert not CONTROL.search(stdout(outputs))
 
 
-def test_an_error_of_towers_is_one_line_at_the_end_of_the_traceback(kernel):
+def test_an_error_message_of_towers_is_one_line(kernel):
     (name, text), = errors(kernel.run("towers.logical_cpus(3)"))
     assert name == "ValueError" and "\n" not in text
     assert text.endswith("(in a notebook: restart the kernel, call it first).")
 
 
 def source(name):
-    """A cell of the notebook."""
+    """Returns the text of a cell of the notebook."""
     return next(cell.source for cell in NOTEBOOK.cells if cell.id == name)

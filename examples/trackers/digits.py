@@ -1,4 +1,4 @@
-"""Trains a small network on some of MNIST's digits, on two devices, for the scripts beside it."""
+"""The model, the data and the configuration that the other scripts of this directory share."""
 
 import dataclasses
 from typing import Any
@@ -10,12 +10,12 @@ import towers
 from towers.datasets import mnist
 
 GPUS = len(tf.config.list_physical_devices("GPU"))
-DEVICES = GPUS or 2  # without a GPU: logical CPU devices
+DEVICES = GPUS or 2  # without GPUs: logical CPU devices
 GLOBAL_BATCH = 128
 
 
 def load(examples: int) -> tuple[Any, Any]:
-    """The first (x, y) to train on, and a sixth of their number to validate on."""
+    """Creates the devices; returns (x, y) for training, and a sixth as many for validation."""
     if not GPUS:
         towers.logical_cpus(DEVICES)
     data = mnist.load()
@@ -23,9 +23,9 @@ def load(examples: int) -> tuple[Any, Any]:
     return (x[:examples], y[:examples]), (x_test[: examples // 6], y_test[: examples // 6])
 
 
-def model(learning_rate: float = 0.001, units: int = 64) -> keras.Model:
-    """Digits float32 [n, 28, 28, 1] -> probabilities float32 [n, 10], compiled with Adam."""
-    keras.utils.set_random_seed(0)  # of the values that it begins with; a run seeds the rest
+def make_model(learning_rate: float = 0.001, units: int = 64) -> keras.Model:
+    """Returns a compiled model: digits float32 [N, 28, 28, 1] -> probabilities [N, 10]."""
+    keras.utils.set_random_seed(0)  # for the initial weights; towers.train seeds the rest
     network = keras.Sequential([
         keras.Input((28, 28, 1)),
         keras.layers.Flatten(),
@@ -39,13 +39,13 @@ def model(learning_rate: float = 0.001, units: int = 64) -> keras.Model:
     return network
 
 
-def config(**values: Any) -> towers.TrainConfig:
-    """A run of `towers.train` on the same devices, with the same global batch."""
+def make_config(**values: Any) -> towers.TrainConfig:
+    """Returns the configuration of a run of `towers.train` with these fields."""
     return towers.TrainConfig(num_gpus=DEVICES, batch_size=GLOBAL_BATCH, **values)
 
 
-def given(config: towers.TrainConfig) -> dict[str, Any]:
-    """Returns the fields of a configuration that are not defaults, for a tracker's parameters."""
+def changed_fields(config: towers.TrainConfig) -> dict[str, Any]:
+    """Returns the fields of a configuration that differ from the defaults."""
     defaults = dataclasses.asdict(towers.TrainConfig())
     values = dataclasses.asdict(config)
     return {name: value for name, value in values.items() if value != defaults[name]}

@@ -1,4 +1,6 @@
-"""An Optuna study over towers.train: each trial is a run, and a hopeless one ends early.
+"""Searches a learning rate and a width with Optuna: each trial is a run of `towers.train`.
+
+Bad trials are pruned, which ends them early.
 
     pip install optuna optuna-integration
     python -m examples.trackers.with_optuna
@@ -14,18 +16,18 @@ from examples.trackers import digits
 
 def main(trials: int = 8, epochs: int = 4, examples: int = 3000,
          directory: str = "study") -> optuna.Study:
-    """Looks for the learning rate and the width; each trial leaves its run's directory."""
+    """Runs the study. Each trial writes a run directory."""
     train, test = digits.load(examples)
 
     def objective(trial: optuna.Trial) -> float:
         learning_rate = trial.suggest_float("learning_rate", 1e-5, 1e-1, log=True)
         units = trial.suggest_int("units", 16, 128, log=True)
         history = towers.train(
-            digits.config(epochs=epochs, run_dir=f"{directory}/trial-{trial.number:03}"),
+            digits.make_config(epochs=epochs, run_dir=f"{directory}/trial-{trial.number:03}"),
             [KerasPruningCallback(trial, "val_accuracy")],
-            model=digits.model(learning_rate, units), train=train, test=test,
+            model=digits.make_model(learning_rate, units), train=train, test=test,
         )
-        keras.utils.clear_session()  # else each trial's graphs stay
+        keras.utils.clear_session()  # frees the memory of the trial
         return max(history["val_accuracy"])
 
     study = optuna.create_study(
@@ -34,7 +36,7 @@ def main(trials: int = 8, epochs: int = 4, examples: int = 3000,
     )
     study.optimize(objective, n_trials=trials)
     pruned = len(study.get_trials(states=[optuna.trial.TrialState.PRUNED]))
-    print(f"{trials} trials, {pruned} ended early; the best, {study.best_value:.3f}: "
+    print(f"{trials} trials, {pruned} pruned; best accuracy {study.best_value:.3f} with "
           f"{study.best_params}")
     return study
 

@@ -1,10 +1,10 @@
-"""Weights & Biases by its own Keras callback: a fit on towers, and a run of towers.train.
+"""Logs `fit` and a run of `towers.train` to Weights & Biases, with its own Keras callback.
 
-Offline, no account is needed.
+With WANDB_MODE=offline, no account is needed.
 
     pip install wandb
     WANDB_MODE=offline python -m examples.trackers.with_wandb
-    wandb sync wandb/offline-run-*    # later, to an account
+    wandb sync wandb/offline-run-*    # uploads the runs later
 """
 
 import wandb
@@ -15,17 +15,18 @@ from examples.trackers import digits
 
 
 def main(epochs: int = 3, examples: int = 6000) -> None:
-    """Trains twice: two runs of the project "digits"."""
+    """Trains twice, which adds two runs to the project "digits"."""
     train, test = digits.load(examples)
-    parallel = towers.make_parallel(digits.model(), digits.DEVICES)
+    parallel = towers.make_parallel(digits.make_model(), digits.DEVICES)
     with wandb.init(project="digits", name="fit"):
         parallel.fit(
             *train, batch_size=digits.GLOBAL_BATCH, epochs=epochs, validation_data=test, verbose=2,
             callbacks=[WandbMetricsLogger()],
         )
-    config = digits.config(epochs=epochs)
-    with wandb.init(project="digits", name="train", config=digits.given(config)):
-        towers.train(config, [WandbMetricsLogger()], model=digits.model(), train=train, test=test)
+    config = digits.make_config(epochs=epochs)
+    with wandb.init(project="digits", name="train", config=digits.changed_fields(config)):
+        towers.train(
+            config, [WandbMetricsLogger()], model=digits.make_model(), train=train, test=test)
 
 
 if __name__ == "__main__":

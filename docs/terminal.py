@@ -1,9 +1,9 @@
-"""Draws docs/images/terminal.svg: a real run on a real terminal, which is killed and resumed.
+"""Draws docs/images/terminal.svg: a real run in a terminal, which is killed and resumed.
 
-    python benchmarks/terminal.py
+    python docs/terminal.py
 
-The commands run on a pseudo-terminal; what they leave on its screen is the picture, in the colours
-they chose. The terminal, pyte, comes with extra `docs`.
+The commands run on a pseudo-terminal. The picture is its screen after the last command, in the
+commands' own colors. It needs `pip install -e '.[docs]'`, which includes the terminal pyte.
 """
 
 import os
@@ -31,31 +31,31 @@ ROOT = Path(__file__).parents[1]
 
 _TRAIN = flags.DEFINE_string(
     "train", "--num_gpus=8 --batch_size=128 --epochs=2 --checkpoint_every=100",
-    "The flags of the run that is killed.",
+    "Flags of the run that is killed.",
 )
-_KILLED_AT = flags.DEFINE_string(
-    "killed_at", r"Epoch\s+2/2\s.*\] [23]\d\d/", "The run is killed once its screen shows this."
+_KILL_AT = flags.DEFINE_string(
+    "kill_at", r"Epoch\s+2/2\s.*\] [23]\d\d/", "Kill the run once a line of its screen matches "
+    "this regular expression."
 )
-_OUT = flags.DEFINE_string("out", str(ROOT / "docs/images/terminal.svg"), "The picture.")
+_OUT = flags.DEFINE_string("out", str(ROOT / "docs/images/terminal.svg"), "SVG to write.")
 
-_COLUMNS, _LINES = 110, 60
-_NAMES = {"brown": "yellow"}  # pyte's, of the same colour
+COLUMNS, LINES = 110, 60
 
 
 class Terminal:
-    """A terminal of 110 columns, whose screen stays as what ran there has left it."""
+    """A terminal that keeps its screen from one command to the next."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: where commands run."""
+        """Args: folder: working directory of the commands."""
         self._folder = folder
-        self._screen = pyte.Screen(_COLUMNS, _LINES)
+        self._screen = pyte.Screen(COLUMNS, LINES)
         self._stream = pyte.ByteStream(self._screen)
 
-    def run(self, command: str, until: str | None = None) -> None:
-        """Runs a command to its end; it is killed once the screen shows the pattern `until`."""
+    def run(self, command: str, kill_at: str | None = None) -> None:
+        """Runs a command to its end, or kills it once a line of the screen matches `kill_at`."""
         self._show(f"$ {command}\r\n")
         ours, theirs = pty.openpty()
-        ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", _LINES, _COLUMNS, 0, 0))
+        ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         words = command.replace("python train.py", f"{sys.executable} {ROOT / 'train.py'}").split()
         with subprocess.Popen(
             words, cwd=self._folder, stdin=theirs, stdout=theirs, stderr=theirs,
@@ -64,7 +64,7 @@ class Terminal:
             os.close(theirs)
             while written := _read(ours):
                 self._stream.feed(written)
-                if until and process.poll() is None and self._shows(until):
+                if kill_at and process.poll() is None and self._matches(kill_at):
                     process.send_signal(signal.SIGKILL)
         os.close(ours)
         if process.returncode == -signal.SIGKILL:
@@ -73,12 +73,12 @@ class Terminal:
             raise RuntimeError(f"{command} ended with exit code {process.returncode}")
         self._show("\r\n")
 
-    def picture(self) -> str:
-        """The screen as SVG, without fonts from elsewhere."""
-        lines = [self._line(i) for i in range(_LINES)]
+    def export_svg(self) -> str:
+        """Returns the screen as SVG. It loads no fonts from other hosts."""
+        lines = [self._line(i) for i in range(LINES)]
         while not lines[-1].plain.strip():
             lines.pop()
-        console = Console(record=True, width=_COLUMNS, file=open(os.devnull, "w"))
+        console = Console(record=True, width=COLUMNS, file=open(os.devnull, "w"))
         for line in lines:
             console.print(line, no_wrap=True, overflow="crop")
         form = re.sub(r"@font-face \{\{.*?\}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -88,14 +88,14 @@ class Terminal:
     def _show(self, text: str) -> None:
         self._stream.feed(text.encode())
 
-    def _shows(self, pattern: str) -> bool:
+    def _matches(self, pattern: str) -> bool:
         return any(re.search(pattern, line) for line in self._screen.display)
 
     def _line(self, index: int) -> Text:
-        characters = [self._screen.buffer[index][column] for column in range(_COLUMNS)]
+        characters = [self._screen.buffer[index][column] for column in range(COLUMNS)]
         line = Text()
-        for style, alike in groupby(characters, key=_style):
-            line.append("".join(character.data for character in alike), style)
+        for style, group in groupby(characters, key=_style):
+            line.append("".join(character.data for character in group), style)
         line.rstrip()
         return line
 
@@ -103,7 +103,7 @@ class Terminal:
 def _read(terminal: int) -> bytes:
     try:
         return os.read(terminal, 65536)
-    except OSError:  # as Linux says that nobody writes there any more
+    except OSError:  # Linux raises it once no process has the other end open
         return b""
 
 
@@ -113,25 +113,28 @@ def _style(character: Any) -> Style:
 
 
 def _color(name: str) -> str | None:
+    """Converts a color of pyte, such as "default", "brown" or "0072b2", to one of rich."""
     if name == "default":
         return None
-    return f"#{name}" if re.fullmatch("[0-9a-f]{6}", name) else _NAMES.get(name, name)
+    if re.fullmatch("[0-9a-f]{6}", name):
+        return f"#{name}"
+    return "yellow" if name == "brown" else name
 
 
-def draw(train: str, killed_at: str) -> str:
-    """The picture of a run with these flags, killed once its screen shows a pattern."""
+def draw(train: str, kill_at: str) -> str:
+    """Returns the picture of a run with the flags `train`, which is killed and resumed."""
     with tempfile.TemporaryDirectory() as folder:
         terminal = Terminal(Path(folder))
-        terminal.run(f"python train.py {train}", until=killed_at)
+        terminal.run(f"python train.py {train}", kill_at)
         (run,) = Path(folder).glob("runs/*")
         terminal.run(f"python train.py --resume=runs/{run.name}")
-        return terminal.picture()
+        return terminal.export_svg()
 
 
 def main(argv: list[str]) -> None:
-    """Runs, and writes the picture."""
+    """Writes the picture."""
     del argv
-    Path(_OUT.value).write_text(draw(_TRAIN.value, _KILLED_AT.value), encoding="utf-8")
+    Path(_OUT.value).write_text(draw(_TRAIN.value, _KILL_AT.value), encoding="utf-8")
 
 
 if __name__ == "__main__":
