@@ -63,7 +63,7 @@ class Gathered(keras.Model):
         return {"loss": loss}
 
 
-@pytest.mark.telling("Custom-ragged_output", "Gathered-sparse")
+@pytest.mark.telling("Model-ragged_output", "Gathered-sparse")
 @pytest.mark.filterwarnings("error:.*only its own rows")
 @pytest.mark.parametrize("name", ["ragged", "ragged_output", "sparse"])
 @pytest.mark.parametrize("cls", [keras.Model, Custom, Gathered], ids=lambda cls: cls.__name__)
@@ -186,22 +186,6 @@ def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):
     dense = {**x, "words": tf.sparse.to_dense(x["words"])}
     expected = run("sparse", (dense, y), run_dir=tmp_path / "dense")
     assert_same(run("sparse", (x, y), run_dir=tmp_path / "sparse"), expected, 1e-10)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("name", ["ragged", "sparse"])
-def test_resume_goes_on_with_ragged_and_sparse_arrays(name, tmp_path):
-    x, y, _ = examples(name, 40)
-
-    def fit(directory, epochs):
-        model = compiled(name, num_towers=2)
-        resume = towers.Resume(tmp_path / directory, every=3)
-        model.fit(
-            x, y, batch_size=8, epochs=epochs, verbose=0, callbacks=[resume], validation_split=0.1)
-        return model.get_weights()
-
-    fit("parted", 1)
-    assert_same(fit("parted", 2), fit("whole", 2))
 
 
 def test_a_plan_needs_examples_of_one_shape():

@@ -246,15 +246,6 @@ def test_a_run_that_early_stopping_has_ended_goes_on_with_a_larger_one():
     refused(r"cannot change early_stopping \(3, the run has 4\)", early_stopping=3)
 
 
-@pytest.mark.matrix
-def test_checkpoints_may_come_at_other_steps_after_resuming(whole):
-    interrupted(5)
-    assert towers.train(TrainConfig(resume="run", checkpoint_every=1)) == whole
-    names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
-    assert names == ["epoch-2-step-8", "epoch-1-step-7", "epoch-1-step-6", "epoch-1-step-4"]
-    assert json.loads((RUN / "config.json").read_text())["checkpoint_every"] == 1
-
-
 def failing_model(input_shape, num_classes):
     """An operation in its graph fails on one of the examples."""
     largest = run_test.small_data()[0][0].max()
@@ -292,12 +283,3 @@ def test_the_best_epoch_is_the_monitored_ones_and_the_last_lines_say_so(capsys):
     position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
     assert position["best_step"] == 4 * (best + 1)
     assert position["best"] == -history["val_loss"][best]
-
-
-@pytest.mark.matrix
-def test_a_run_may_go_on_with_other_stages():
-    options = {"num_towers": 2, "epochs": 3, "model": "mlp", "dataset": "mnist", "max_steps": 4,
-               "batch_size": 64}
-    whole = towers.train(config(run_dir="whole", **options))
-    interrupted(step=2, gpus_per_tower=2, **{**options, "num_gpus": 4})
-    assert towers.train(TrainConfig(resume="run", num_gpus=8, gpus_per_tower=4)) == whole

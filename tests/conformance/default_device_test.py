@@ -50,10 +50,6 @@ def with_layers_from_outside():
         return keras.Sequential([keras.Input((6,)), *layers, L.Softmax()])
 
 
-def at_the_default():
-    return keras.Sequential([keras.Input((6,)), L.Dense(5), L.Dense(3, activation="softmax")])
-
-
 def on_two_devices():
     with tf.device("/cpu:0"):
         first = keras.Sequential([keras.Input((6,)), L.Dense(5, activation="tanh")])
@@ -165,27 +161,6 @@ def test_a_tower_step_ends_in_the_same_bits():
                     {name: float(value) for name, value in logs.items()})
 
     assert_same_bits(stepped(None), stepped(ELSEWHERE))
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("make", [model, at_the_default])
-def test_a_run_of_towers_train_ends_in_the_same_bits_and_goes_on_to_them(make, tmp_path):
-    def trained(device):
-        data = rows()
-        run_dir = tmp_path / (device or "none").strip("/")
-        config = towers.TrainConfig(device="cpu", num_gpus=2, num_towers=TOWERS, batch_size=7,
-                                    epochs=1, run_dir=str(run_dir))
-        found = []
-        for configured in (config, towers.TrainConfig(resume=str(run_dir), epochs=2)):
-            with default_device(device):
-                keras.utils.set_random_seed(3)
-                made = make()
-                made.compile(Adam(0.01), LOSS, metrics=[keras.metrics.SparseCategoricalAccuracy()])
-                towers.train(configured, model=made, train=data, test=data)
-            found += values(made, made.optimizer)
-        return [found]
-
-    assert_same_bits(trained(None), trained(ELSEWHERE))
 
 
 def trained_step(num_towers, num_devices):

@@ -83,8 +83,7 @@ def test_a_sum_over_rows_counts_by_its_rows(total, float64):
 
         return model_with(step)
 
-    for num_towers in (3, 16):  # with ragged shards, and with empty ones
-        fit_alike(make, num_towers=num_towers, batch_size=7)
+    fit_alike(make, num_towers=5, batch_size=7)  # uneven and empty shards
 
 
 def warnings_of(step, *data):
@@ -179,8 +178,7 @@ def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
         _, worse = tf.while_loop(lambda i, _: i < 3, move, [0, x])
         return mean_square(model, worse, y)
 
-    for num_towers in (3, 16):
-        fit_alike(lambda: model_with(step_of(attacked)), num_towers=num_towers, batch_size=7)
+    fit_alike(lambda: model_with(step_of(attacked)), num_towers=5, batch_size=7)
 
 
 def gradients_of_rows(model, x, y):

@@ -204,8 +204,7 @@ def test_the_gradient_of_gathered_rows_reaches_every_tower(float64):
         masked = tf.reduce_sum(mask * everywhere[:, 0] ** 2) / (tf.reduce_sum(mask) + 1e-7)
         return masked + tf.math.reduce_variance(everywhere) + tf.reduce_mean(output ** 2)
 
-    for num_towers in (2, 5, 16):
-        fit_alike(lambda: model_with(step_of(spread)), num_towers=num_towers, batch_size=4)
+    fit_alike(lambda: model_with(step_of(spread)), num_towers=5, batch_size=4)
 
 
 def test_rows_that_the_step_returns_are_joined_and_scalars_averaged(float64):
@@ -221,6 +220,8 @@ def test_rows_that_the_step_returns_are_joined_and_scalars_averaged(float64):
     assert logs["python"] == 3.0
 
 
+@pytest.mark.telling(
+    "gather-loop", "gradient-function", "apply-condition", "assign-loop", "metric-condition")
 @pytest.mark.parametrize("where", [
     lambda x, body: tf.function(body)(),
     lambda x, body: tf.cond(tf.reduce_sum(x) > 0.0, body, lambda: tf.zeros([], x.dtype)),

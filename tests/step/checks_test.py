@@ -1,4 +1,4 @@
-"""Parts of a batch with other numbers of rows, and batch sizes in the code, are refused."""
+"""Parts of a batch with different numbers of rows, and batch sizes in the code, are errors."""
 
 import re
 
@@ -17,13 +17,13 @@ L = keras.layers
 DIFFER = "the parts of a batch differ in their number of rows: "
 
 
-@pytest.mark.parametrize("y, said", [
+@pytest.mark.parametrize("y, counts", [
     (np.ones([0, 1]), "x 2, y 0"),
     (np.array(1.0), "x 2, y none (a scalar)"),
     (1.0, "x 2, y none (a scalar)"),
 ])
-def test_empty_and_scalar_parts_differ_from_the_others(y, said):
-    with pytest.raises(ValueError, match=re.escape(DIFFER + said)):
+def test_empty_and_scalar_parts_differ_from_the_others(y, counts):
+    with pytest.raises(ValueError, match=re.escape(DIFFER + counts)):
         checks.check_rows(np.ones([2, 3]), y)
 
 
@@ -35,10 +35,10 @@ def assert_refused(call, variables, said):
     np.testing.assert_equal([variable.numpy() for variable in variables], before)
 
 
-@pytest.mark.telling("train_batch", "gradients")
+@pytest.mark.telling("train_batch")
 @pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
-def test_a_tower_step_changes_nothing(call):
-    """Of dropout's seed, BatchNormalization's statistics and the metrics' sums, too."""
+def test_a_batch_with_different_numbers_of_rows_changes_nothing_in_a_step(call):
+    """Dropout's seed, BatchNormalization's statistics and the metrics' sums stay, too."""
     step, (x, y), (_, longer) = make_step(), batch(8), batch(11)
     step(x, y, np.ones(8))
     variables = [*step.model.variables, *step.optimizer.variables, *step.metrics_variables]
@@ -46,9 +46,9 @@ def test_a_tower_step_changes_nothing(call):
         assert_refused(lambda: getattr(step, call)(*bad), variables, said)
 
 
-@pytest.mark.telling("train_batch", "gradients")
+@pytest.mark.telling("train_batch")
 @pytest.mark.parametrize("call", ["__call__", "train_batch", "test_batch", "gradients"])
-def test_lists_of_numbers_are_refused_in_words(call):
+def test_lists_of_numbers_are_errors_that_suggest_arrays(call):
     step, (x, y) = make_step(), batch(8)
     lists = {"x": (x.tolist(), y), "y": (x, list(y)), "sample_weight": (x, y, [1.0] * 8)}
     for name, given in lists.items():
@@ -71,7 +71,7 @@ def test_a_step_names_missing_labels_and_what_it_has_fixed():
         step.test_batch(x, y)
 
 
-def test_placed_shards_of_another_number_of_examples_are_refused():
+def test_placed_shards_with_another_number_of_examples_are_an_error():
     step, (x, y), (others, labels) = make_step(), batch(8), batch(3)
     step.train_batch(x, y, placed=place(step, (x, y, None)))
     with pytest.raises(ValueError, match="the shard of tower 0 has 1 rows; of 8 examples it has 2"):
@@ -127,7 +127,7 @@ def endless(batch):
 
 @pytest.mark.telling("steps of its own")
 @pytest.mark.parametrize("kind", [keras.Model, Counts], ids=["Keras' steps", "steps of its own"])
-def test_a_parallel_model_changes_nothing(kind):
+def test_a_batch_with_different_numbers_of_rows_changes_nothing_in_a_parallel_model(kind):
     model, good = make_model(kind), made(9, 9)
     model.fit(endless(good), steps_per_epoch=1, verbose=0)
     model.evaluate(endless(good), steps=1, verbose=0)
@@ -149,7 +149,7 @@ def test_a_parallel_model_changes_nothing(kind):
     assert_refused(lambda: model.predict(endless(made(11, 11)), verbose=0), variables, "x[0] 11,")
 
 
-def test_what_is_broadcast_over_the_rows_is_not(float64):
+def test_values_that_are_broadcast_over_the_rows_are_no_batch_size(float64):
     def step(model, data):
         x, y = data
         widths, one = tf.constant([1.0, 2.0, 3.0, 4.0], x.dtype), tf.ones([1, 4], x.dtype)
@@ -166,7 +166,7 @@ def test_what_is_broadcast_over_the_rows_is_not(float64):
     (lambda x: x * tf.ones([11, 1]), "mse", "pairs the rows of a shard with 11 others"),
     (tf.identity, lambda y, y_pred: tf.ones([11, 2]) * (y - y_pred) ** 2, "with 11 others"),
 ], ids=["reshape", "layer", "loss"])
-def test_a_plain_step_refuses_a_batch_size_in_the_code_by_its_line(layer, loss, said):
+def test_a_batch_size_in_the_code_is_an_error_that_names_its_line(layer, loss, said):
     model = towers.make_parallel(keras.Sequential(
         [keras.Input((4,)), L.Lambda(layer), L.Dense(2)]
     ), 2)

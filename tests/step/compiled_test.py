@@ -74,7 +74,7 @@ def test_creating_the_metrics_updates_none_of_them():
 
 
 @pytest.mark.parametrize("name", ["train_step", "test_step"])
-def test_a_step_of_its_own_is_refused(name):
+def test_a_custom_step_is_an_error(name):
     own = type("Own", (keras.Model,), {name: lambda self, data: {}})
     compiled.check_steps(model_of(("a", 1), loss="mse"))
     with pytest.raises(ValueError, match=rf"has a custom {name}.*make_parallel"):
@@ -82,7 +82,7 @@ def test_a_step_of_its_own_is_refused(name):
 
 
 @pytest.mark.parametrize("name", ["compute_loss", "compute_metrics"])
-def test_a_method_that_reads_all_inputs_is_refused_with_own_rows(name):
+def test_a_method_that_reads_all_inputs_is_an_error_with_own_rows(name):
     own = type("Own", (keras.Model,), {name: lambda self, *batch, **options: {}})
     with pytest.raises(ValueError, match="own_rows: a custom compute_loss or compute_metrics"):
         towers.TowerStep(model_of(("a", 1), kind=own, loss="mse"), own_rows=True)
@@ -106,7 +106,7 @@ def test_a_compiled_model_needs_no_further_arguments():
         np.testing.assert_allclose(a, b, rtol=1e-6)
 
 
-def test_what_is_given_beside_a_compiled_model_wins():
+def test_arguments_replace_those_of_a_compiled_model():
     model = model_of(("a", 1), loss="mse", metrics=["mse"])
     x, y, _ = batch(1)
     assert set(towers.TowerStep(model, "adam", num_towers=2)(x, y)) == {"loss", "mse"}
@@ -115,12 +115,12 @@ def test_what_is_given_beside_a_compiled_model_wins():
     assert set(step(x, y)) == {"loss", "mae"}
 
 
-@pytest.mark.parametrize("given, said", [
+@pytest.mark.parametrize("given, message", [
     ((), "no optimizer and no loss"), (("adam",), "no loss"), (("compiled", "mse"), "no optimizer"),
 ])
-def test_a_model_that_is_not_compiled_needs_both(given, said):
+def test_a_model_that_is_not_compiled_needs_an_optimizer_and_a_loss(given, message):
     model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
-    with pytest.raises(ValueError, match=f"TowerStep has {said}.* call model.compile"):
+    with pytest.raises(ValueError, match=f"TowerStep has {message}.* call model.compile"):
         towers.TowerStep(model, *given)
 
 
@@ -177,7 +177,7 @@ def regression_batch(rng, size):
     return x, SIGMA * rng.normal(size=(size, 1))
 
 
-def test_it_is_that_of_a_regression_with_a_known_covariance(float64):
+def test_the_noise_scale_of_a_regression_is_that_of_its_covariance(float64):
     """An example's gradient is 2 x (x.d - e): |G|^2 = 4|d|^2, tr(S) = 4(|d|^2 (W + 1) + W s^2)."""
     step, rng = regression(), np.random.default_rng(1)
     for _ in range(150):
@@ -202,7 +202,7 @@ def test_the_first_steps_count_and_then_every_kth(monkeypatch):
     assert counts == [*range(1, 11), 10, 10, 11, 11, 11, 12, 12, 12, 1, 2]
 
 
-def test_one_tower_one_example_and_gradients_that_are_not_finite_tell_nothing():
+def test_single_shards_and_gradients_that_are_not_finite_do_not_count():
     metric = NoiseMetric()
     metric.update_state([1.0, 0.0], [5, 0], 1.0)
     metric.update_state([1.0, np.nan], [5, 5], 1.0)
@@ -211,7 +211,7 @@ def test_one_tower_one_example_and_gradients_that_are_not_finite_tell_nothing():
     assert float(metric.result()) == np.inf
 
 
-def test_by_hand():
+def test_the_noise_scale_of_two_shards_is_what_a_hand_computes():
     """g = 1, 3 of shards of 2 and 6 examples, weighed by 1/4 and 3/4: b = 2.5^2, a = 1/4 + 27/4."""
     metric = NoiseMetric()
     metric.update_state([1 / 16, 81 / 16], [2, 6], 6.25)
@@ -225,11 +225,11 @@ def test_the_norm_adds_slices_of_one_row_first():
 
 
 @pytest.mark.filterwarnings("ignore:.*XLA runs towers on")
-@pytest.mark.telling("plain", "mirrored")
+@pytest.mark.telling("mirrored")
 @pytest.mark.parametrize("options", [
     {}, {"strategy": "mirrored", "policy": GPU}, {"nonfinite": "skip"}, {"jit_compile": True},
 ], ids=["plain", "mirrored", "skip", "xla"])
-def test_the_weights_have_the_same_bits_as_without_it(options):
+def test_the_noise_scale_changes_no_bit_of_the_weights(options):
     def trained(**more):
         keras.utils.set_random_seed(3)
         model = keras.Sequential([

@@ -179,7 +179,7 @@ def share_waited(num_stages, num_towers):
     return min(shares)
 
 
-@pytest.mark.telling("gpu-3-nested")
+@pytest.mark.telling("gpu-2-nested")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("policy", POLICIES)

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import itertools
-import json
 
 import keras
 import numpy as np
@@ -66,9 +65,7 @@ def bits(step):
 def trained(step, poisoned=False):
     logs = [step.train_batch(*batch(40)), step.train_batch(*batch(9, poisoned))]
     logs += [step.train_batch(*batch(3)), step.test_batch(*batch(7))]
-    loss, gradients = step.gradients(*batch(11))
-    found = [logs, loss, [tf.convert_to_tensor(g) for g in gradients]]
-    return [bits(step), *(v.numpy().tobytes() for v in tf.nest.flatten(found))]
+    return [bits(step), *(v.numpy().tobytes() for v in tf.nest.flatten(logs))]
 
 
 def decaying():
@@ -268,10 +265,9 @@ def test_a_fit_uses_the_values_that_callbacks_assign(callback, monkeypatch, recw
         parallel = make_parallel(strategy, count=3)
         data = {"validation_data": batch(11), "callbacks": [callback()]}
         history = parallel.fit(*batch(23), batch_size=10, epochs=2, verbose=0, **data).history
-        predicted = parallel.predict(batch(5)[0], verbose=0).tobytes()
         of_optimizer = parallel.optimizer.variables
         weights = [v.numpy().tobytes() for v in [*parallel.variables, *of_optimizer]]
-        found.append([history, predicted, weights])
+        found.append([history, weights])
     assert found[0] == found[1] == found[2]
     warned = [str(w.message) for w in recwarn if "strategy=mirrored" in str(w.message)]
     assert len(set(warned)) == (callback is ShrinksEachStep)
@@ -295,29 +291,3 @@ def test_a_custom_train_step_is_an_error(options, monkeypatch):
     parallel.compile("adam", LOSS)
     with pytest.raises(ValueError, match="custom train_step, .*'parameter_server'.*per_tower=1"):
         parallel.fit(*batch(16), verbose=0)
-
-
-def run(tmp_path, name, **options):
-    config = towers.TrainConfig(
-        model="mlp", dataset="synthetic", run_dir=str(tmp_path / name), num_towers=4, num_gpus=4,
-        device="cpu", max_steps=options.pop("max_steps", 8), checkpoint_every=4, **options,
-    )
-    towers.train(config)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("strategy", ["mirrored", "sharded"])
-def test_a_run_resumes_with_another_strategy_and_its_files_hold_no_copy(
-    strategy, tmp_path, monkeypatch,
-):
-    monkeypatch.setenv(REHEARSAL, "1")
-    run(tmp_path, "whole")
-    run(tmp_path, "parts", strategy=strategy, max_steps=5)
-    towers.train(towers.TrainConfig(resume=str(tmp_path / "parts"), strategy="parameter_server",
-                                    max_steps=8))
-    resumed = json.loads((tmp_path / "parts" / "config.json").read_text())
-    assert resumed["strategy"] == "parameter_server"
-    found = [keras.saving.load_model(tmp_path / name / "final.keras")
-             for name in ("whole", "parts")]
-    np.testing.assert_equal(*(
-        [v.numpy() for v in [*m.variables, *m.optimizer.variables]] for m in found))

@@ -8,7 +8,6 @@ import tensorflow as tf
 import towers
 from tests.app.datasets.sources import NUM_CLASSES, Pixels
 from tests.loading import in_each_form, refusal
-from tests.resuming import outcome, resumed, train
 from towers.app.datasets import augment as augment_lib
 from towers.app.datasets import batches as input_lib
 from towers.app.datasets import tf_data
@@ -187,16 +186,3 @@ def test_a_run_has_the_same_bits_on_1_and_8_devices(tmp_path, capsys):
         values.append([*(v.numpy().tobytes() for v in model.weights), str(history["loss"])])
     assert values[0] == values[1]
     assert f"; augmented by {ME}:layers" in capsys.readouterr().out
-
-
-@pytest.mark.matrix
-def test_a_killed_and_resumed_run_has_the_bits_of_one_that_was_not(tmp_path):
-    flags = (f"--model={ME}:compiled", f"--dataset={ME}:data", f"--augment={ME}:layers",
-             "--num_towers=4", "--batch_size=8", "--epochs=2", "--device=cpu", "--run_dir=run")
-    (tmp_path / "whole").mkdir()
-    code, _, stderr = train(*flags, "--num_gpus=4", cwd=tmp_path / "whole")
-    assert code == 0, stderr
-    code, _, stderr = train(*flags, "--num_gpus=1", "--checkpoint_every=2", cwd=tmp_path,
-                            fault="step == 5 and kill('KILL')")
-    assert code == -9, stderr
-    assert resumed(tmp_path, "--num_gpus=2") == outcome(tmp_path / "whole/run")

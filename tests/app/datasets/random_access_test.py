@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import processes
 from tests.app.datasets.sources import NUM_CLASSES, Pixels, Rows
 from tests.loading import config, final_weights, refusal
 from towers.app.datasets import batches as input_lib
@@ -67,16 +66,3 @@ def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys)
     assert read == towers.train(config(tmp_path / "arrays", f"{SOURCES}:in_memory"))
     assert final_weights(tmp_path / "read") == final_weights(tmp_path / "arrays")
     assert "23 train, 7 test, read while training runs" in capsys.readouterr().out
-
-
-@pytest.mark.matrix
-def test_workers_read_the_same_order_and_give_the_bits_of_one(tmp_path):
-    flags = {"batch_size": BATCH, "epochs": 1, "augment": "crop_flip"}
-    towers.train(config(tmp_path / "one", f"{SOURCES}:splits", **flags))
-    ended = processes.run_all(
-        2, "train.py", "--model=tests.loading:model", f"--dataset={SOURCES}:splits",
-        "--num_towers=2", "--num_gpus=1", f"--run_dir={tmp_path / 'two'}",
-        *[f"--{name}={value}" for name, value in flags.items()],
-    )
-    assert [code for code, _, _ in ended] == [0, 0], ended
-    assert final_weights(tmp_path / "one") == final_weights(tmp_path / "two")

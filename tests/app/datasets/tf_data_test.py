@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
-from tests.loading import config, final_weights, refusal
+from tests.loading import refusal
 from towers.app.datasets import batches as input_lib, dataset, tf_data, user
 from towers.app.datasets.tf_data import Cached, Streamed
 from towers.app.datasets.user import from_splits, num_examples
@@ -29,10 +28,6 @@ def _without_room(monkeypatch):
 def pairs(count=COUNT):
     x = np.arange(count, dtype=np.float32)[:, np.newaxis]
     return tf.data.Dataset.from_tensor_slices((x, np.arange(count, dtype=np.int32) % 3))
-
-
-def splits():
-    return pairs(), pairs(7)
 
 
 def order(split=None, **place):
@@ -144,13 +139,3 @@ def test_ctrl_c_ends_the_count_of_what_has_no_end(custom_loss):
 
     with pytest.raises(KeyboardInterrupt):
         from_splits("mine", generated(elements), pairs(), custom_loss=custom_loss)
-
-
-@pytest.mark.matrix
-def test_a_run_that_goes_on_in_mid_epoch_has_the_same_bits(tmp_path, capsys):
-    dataset = "tests.app.datasets.tf_data_test:splits"
-    towers.train(config(tmp_path / "whole", dataset, shuffle_buffer=BUFFER))
-    assert "streamed while training runs, shuffled among 6" in capsys.readouterr().out
-    towers.train(config(tmp_path / "part", dataset, shuffle_buffer=BUFFER, max_steps=7))
-    towers.train(towers.TrainConfig(resume=str(tmp_path / "part"), max_steps=10))
-    assert final_weights(tmp_path / "whole") == final_weights(tmp_path / "part")
