@@ -75,8 +75,9 @@ def test_fit_evaluate_and_predict_are_keras(cls, name, float64):
         history = model.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, verbose=0)
         found = [history.history["loss"], model.get_weights()]
         if cls is not Gathered:
-            found += [model.evaluate(x, y, sample_weight=weights, batch_size=8, verbose=0),
-                      model.predict(x, batch_size=8, verbose=0)]
+            found.append(model.predict(x, batch_size=8, verbose=0))
+        if cls is Custom:
+            found.append(model.evaluate(x, y, sample_weight=weights, batch_size=8, verbose=0))
         return found
 
     assert_same(results(3), results(), 1e-12)
@@ -168,7 +169,7 @@ def run(name, split, config=None, **options):
     return towers.train(config, model=model, train=split, test=split), model.get_weights()
 
 
-def test_a_run_trains_on_ragged_examples_and_goes_on_to_the_same_bits(tmp_path):
+def test_a_run_trains_on_ragged_examples_and_resumes_to_the_same_bits(tmp_path):
     x, y, _ = examples("ragged", 20)
     split = tf.cast(x, tf.int32), y
     history, weights = run("ragged", split, run_dir=tmp_path / "whole")
@@ -188,7 +189,7 @@ def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):
     assert_same(run("sparse", (x, y), run_dir=tmp_path / "sparse"), expected, 1e-10)
 
 
-def test_a_plan_needs_examples_of_one_shape():
+def test_a_plan_of_ragged_or_sparse_examples_is_an_error():
     for name in ("ragged", "sparse"):
         x, y, _ = examples(name)
         with pytest.raises(ValueError, match="plan counts the bytes of an example"):

@@ -109,19 +109,17 @@ def test_a_line_after_a_warm_up_with_a_frozen_layer_and_weighted_classes():
     np.testing.assert_array_equal(run[1].get_layer("body").kernel.numpy(), first.numpy())
 
 
-def test_steps_from_the_values_of_a_file_and_without_it_when_the_run_goes_on(tmp_path):
+def test_a_run_from_the_values_of_a_file_resumes_without_the_file(tmp_path):
     file = tmp_path / "other.keras"
     keras.utils.set_random_seed(7)
     small_model((NUM_CLASSES,), NUM_CLASSES).save(file)
-    flags = {"optimizer": "adam", "learning_rate": 0.05, "schedule": "step:1",
-             "init_from": str(file)}
-    run = trained(**flags)
     optimizer = keras.optimizers.Adam(schedules.PiecewiseConstantDecay([EPOCH - 1], [0.05, 0.005]))
-    assert_same(run, by_keras(optimizer, prepare=lambda model: model.load_weights(file)))
-
-    towers.train(config(num_towers=3, run_dir="parts", max_steps=EPOCH, **flags))
+    expected = by_keras(optimizer, prepare=lambda model: model.load_weights(file))
+    trained(optimizer="adam", learning_rate=0.05, schedule="step:1", init_from=str(file),
+            max_steps=EPOCH)
     file.unlink()
-    assert towers.train(TrainConfig(resume="parts", max_steps=STEPS)) == run[0]
+    history = towers.train(TrainConfig(resume="run", max_steps=STEPS))
+    assert_same((history, keras.saving.load_model("run/final.keras")), expected)
 
 
 @pytest.mark.parametrize("values, message", [

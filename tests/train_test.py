@@ -190,7 +190,7 @@ def test_what_towers_warn_of_stands_on_the_terminal(users, tmp_path):
 def test_a_sweep_writes_a_table_a_picture_and_its_runs_and_repeats_no_cell(users, tmp_path):
     flags = ["--models=users:model", "--dataset=synthetic", "--batch_sizes=2048", "--max_steps=3",
              "--gpu_counts=3", "--device=cpu", "--out_dir=out"]
-    done = run(SWEEP, *flags, cwd=tmp_path)
+    done = processes.run(SWEEP, *flags, cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     out = tmp_path / "out"
     assert sorted(os.listdir(out)) == ["cells", "sweep.csv", "sweep.json", "sweep.png"]

@@ -1,6 +1,6 @@
-"""TrainConfig(resume=...): how far a run goes on, and what is refused.
+"""TrainConfig(resume=...): limits that a resume may change, and errors.
 
-That it goes on to the same bits is in interrupted_test, and for the command in continued_test.
+interrupted_test compares the bits of resumed runs, and continued_test those of the command.
 """
 
 import csv
@@ -21,7 +21,7 @@ from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
-STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # nothing changes: the first epoch stays best
+STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # no value changes: epoch 1 stays best
 
 
 @pytest.fixture(scope="module")
@@ -82,8 +82,8 @@ def test_a_script_that_a_callback_has_ended_resumes_when_it_is_started_again(who
         towers.train(config(run_dir="run", resume="auto", optimizer="sgd"))
 
 
-def test_a_run_of_before_there_were_some_fields_goes_on(whole):
-    """Neither its config.json nor its checkpoints have them; its rows are lists without names."""
+def test_a_run_of_an_older_version_resumes(whole):
+    """Its config.json and checkpoints lack some fields; its rows are lists without names."""
     interrupted(monitor="val_accuracy")
     settings = json.loads((RUN / "config.json").read_text())
     path, checkpoint, _ = checkpoints.read_newest(RUN / "checkpoints")
@@ -110,26 +110,23 @@ def test_a_complete_run_says_so_wherever_it_has_been_moved(complete, capsys):
     assert after == before
 
 
-@pytest.mark.telling("first0")
-@pytest.mark.parametrize("first", [{"max_steps": 3, "epochs": 2}, {"max_steps": 4, "epochs": 1}])
-def test_a_run_that_has_ended_resumes_with_a_larger_limit(first, whole):
-    towers.train(config(run_dir="run", **first))
-    assert towers.train(TrainConfig(resume="run", epochs=2, max_steps=8)) == whole
+def test_a_run_that_has_ended_resumes_with_other_limits(whole):
+    """`max_steps` is larger and `epochs` smaller than before."""
+    towers.train(config(run_dir="run", epochs=4, max_steps=3))
+    limits = {"epochs": 2, "max_steps": 8}
+    assert towers.train(TrainConfig(resume="run", **limits)) == whole
     with open("run/results.csv", encoding="utf-8") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
-
-
-@pytest.mark.telling("limit0")
-@pytest.mark.parametrize("limit", [{"epochs": 2}, {"max_steps": 7}, {"max_steps": 6}])
-def test_a_run_goes_on_to_a_smaller_limit_as_if_it_had_been_given_first(limit, whole):
-    if "max_steps" in limit:
-        whole = towers.train(config(run_dir="whole", **{"epochs": 4, **limit}))
-    interrupted(epochs=4)
-    assert towers.train(TrainConfig(resume="run", **limit)) == whole
-    for name in ("results.csv", "final.keras"):
-        assert (RUN / name).exists()
-    assert json.loads((RUN / "config.json").read_text()).items() >= limit.items()
+    assert json.loads((RUN / "config.json").read_text()).items() >= limits.items()
+    assert (RUN / "final.keras").exists()
     refused("epochs.* is reached already: the run has done ", epochs=1)
+
+
+@pytest.mark.matrix
+def test_a_run_resumes_with_a_smaller_limit_within_its_epoch():
+    whole = towers.train(config(run_dir="whole", epochs=4, max_steps=7))
+    interrupted(epochs=4)
+    assert towers.train(TrainConfig(resume="run", max_steps=7)) == whole
 
 
 @pytest.mark.parametrize(("values", "message"), [
@@ -144,7 +141,7 @@ def test_a_run_goes_on_to_a_smaller_limit_as_if_it_had_been_given_first(limit, w
     ({"plan": True}, r" plan \(True, "),
     ({"run_dir": "other"}, None),
 ])
-def test_what_would_be_another_run_is_refused_with_the_differences(values, message, copied):
+def test_values_of_another_run_are_an_error_that_lists_the_differences(values, message, copied):
     if message is None:
         with pytest.raises(ValueError, match=r" run_dir \(other, the run"):
             continued_config("run", values)
@@ -153,14 +150,14 @@ def test_what_would_be_another_run_is_refused_with_the_differences(values, messa
 
 
 @pytest.mark.matrix
-def test_flags_that_ask_once_are_not_done_again(capsys):
+def test_a_resumed_run_does_not_verify_gradients_again(capsys):
     interrupted(verify_gradients=True)
     capsys.readouterr()
     towers.train(TrainConfig(resume="run"))
     assert "Verify" not in capsys.readouterr().out
 
 
-def test_data_that_have_moved_are_named_beside_resume_and_others_are_refused(
+def test_data_that_have_moved_are_given_again_and_other_data_are_an_error(
     whole, tmp_path, monkeypatch
 ):
     """The run has a relative data_dir, and goes on from another working directory."""
@@ -179,13 +176,13 @@ def test_data_that_have_moved_are_named_beside_resume_and_others_are_refused(
     assert json.loads((tmp_path / "run/config.json").read_text())["data_dir"] == "moved.npz"
 
 
-def test_an_edited_configuration_is_refused(copied):
+def test_an_edited_configuration_is_an_error(copied):
     path = RUN / run_dir.CONFIG
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 5'))
     refused(r"belongs to another run: seed \(0 then, 5 now\). Restore config.json")
 
 
-def test_lost_checkpoints_are_no_reason_to_start_again(copied):
+def test_a_run_without_its_checkpoints_is_an_error(copied):
     shutil.rmtree(RUN / "checkpoints")
     refused("holds no checkpoint, and .*/run holds results")
 
@@ -200,7 +197,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
 
 @pytest.mark.telling("True")
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_swapped_averages_are_kerass(swap_on_epoch):
+def test_swapped_averages_are_those_of_keras(swap_on_epoch):
     """One batch an epoch, so that the order of examples does not matter."""
     def model():
         keras.utils.set_random_seed(1)

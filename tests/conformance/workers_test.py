@@ -239,8 +239,8 @@ def alone(num_towers, kinds):
 
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("num_towers, worker_counts, kinds", [
-    # Worker 1 has two towers of two subtrees.
-    (6, [3], ("small_synchronized", "small_sharded", "own_gan")),
+    # Worker 1 has towers 2, 3 and 4, from both halves of the tree of sums.
+    (5, [2], ("small_synchronized", "small_sharded", "own_gan")),
     pytest.param(6, [3], (*SMALL, "own_everything", "own_loss"), marks=pytest.mark.matrix),
     pytest.param(3, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
     pytest.param(8, [2, 3], OWN_ALL, marks=pytest.mark.matrix),

@@ -186,7 +186,6 @@ def test_the_next_call_uses_values_that_other_code_has_assigned():
             variable.assign(0.5 * variable)
         step.optimizer.learning_rate = 0.5
         step.strategy.trust(True)
-        step.test_batch(*batch(7))
         step.train_batch(*batch(16))
     assert bits(steps[0]) == bits(steps[1]) == bits(steps[2])
 
