@@ -97,6 +97,28 @@ def test_the_model_is_left_as_keras_made_it():
     assert all("_moments" not in layer.__dict__ for layer in model.layers)
 
 
+@pytest.mark.parametrize("mask", [False, True])
+def test_a_gradient_penalty_through_batch_normalization_is_keras_with_an_empty_shard(mask, float64):
+    def penalty(model, x, y):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = tf.reduce_sum(model(x, training=True))
+        return tf.reduce_mean(tape.gradient(total, x) ** 2)
+
+    class Critic(keras.Sequential):
+        train_step = step_of(penalty)
+
+    def make():
+        norm = [L.Masking()] * mask + [L.BatchNormalization(synchronized=True)]
+        model = Critic([keras.Input((5, 4)), *norm, L.Dense(3, activation="tanh"), L.Dense(1)])
+        model.compile("sgd", jit_compile=False)
+        return model
+
+    x = np.random.default_rng(0).normal(size=(6, 5, 4))
+    x[:, 3:] = 0
+    fit_alike(make, x, x, num_towers=3, batch_size=4)
+
+
 # Tables of which all towers look up the same rows: Keras' optimizers square each lookup apart
 
 

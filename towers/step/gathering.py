@@ -110,29 +110,46 @@ def synchronized(
 def _moments(
     axis: int, is_real: tf.Tensor, sum_towers: Sum, inputs: tf.Tensor, mask: Any = None
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Returns (mean, variance) over all towers, by Keras' formulas."""
+    """Returns (mean, variance) over all towers, [C] each, by Keras' formulas.
+
+    With weights w of 0 or 1, W = sum(w) (with a mask, plus Keras' epsilon), and x of all towers:
+
+        mean = sum(w * x) / W            variance = sum(w * (x - mean)^2) / W
+        d mean / d x_i = w_i / W         d variance / d x_i = 2 * w_i / W * (x_i - mean - offset)
+
+    offset = sum(w * (x - mean)) / W = epsilon * mean / W; without a mask, it is 0.
+    """
     axes = [i for i in range(inputs.shape.rank) if i != axis % inputs.shape.rank]
     shape = [1 if i in axes else -1 for i in range(inputs.shape.rank)]
-
-    @tf.custom_gradient
-    def total(values: tf.Tensor) -> Any:  # its gradient is shorter than tf.reduce_sum's
-        def spread(gradient: tf.Tensor) -> tf.Tensor:
-            return tf.broadcast_to(tf.reshape(gradient, shape), tf.shape(values))
-
-        return tf.reduce_sum(values, axes), spread
-
-    valid = tf.cast(is_real, inputs.dtype)
+    is_real, weights, epsilon = tf.cast(is_real, inputs.dtype), None, 0.0
     if mask is None:
         channels = inputs.shape[axis]
-        count = tf.fill([channels], tf.cast(tf.size(inputs) // channels, inputs.dtype) * valid)
+        count = tf.fill([channels], tf.cast(tf.size(inputs) // channels, inputs.dtype) * is_real)
     else:
-        valid *= tf.cast(mask[..., tf.newaxis], inputs.dtype) * tf.ones_like(inputs)
-        count = tf.reduce_sum(valid, axes)
-    (count,) = sum_towers([count])  # separate, because it has no gradient
-    (summed,) = sum_towers([total(inputs * valid)])
-    if mask is not None:
-        count += tf.cast(keras.config.epsilon(), count.dtype)
-    mean = summed / count
-    difference = (inputs - tf.reshape(mean, shape)) * valid
-    (squares,) = sum_towers([total(tf.square(difference))])
-    return mean, squares / count
+        weights = tf.cast(mask[..., tf.newaxis], inputs.dtype) * tf.ones_like(inputs)
+        count, epsilon = tf.reduce_sum(weights, axes) * is_real, keras.config.epsilon()
+    (count,) = sum_towers([count])
+    count += epsilon
+
+    def weigh(values: tf.Tensor) -> tf.Tensor:
+        return values if weights is None else values * weights
+
+    @tf.custom_gradient
+    def moments(x: tf.Tensor) -> Any:
+        (total,) = sum_towers([tf.reduce_sum(weigh(x), axes) * is_real])
+        mean = total / count
+        # Keras' second derivatives, too: without a mask, tf.nn.moments holds this mean constant.
+        fixed = tf.stop_gradient(mean) if weights is None else mean
+        difference = x - tf.reshape(fixed, shape)
+        (squares,) = sum_towers([tf.reduce_sum(weigh(tf.square(difference)), axes) * is_real])
+
+        def backward(*gradients: tf.Tensor) -> tf.Tensor:
+            sums = sum_towers([gradient * is_real for gradient in gradients])
+            of_mean, of_variance = [value * is_real / count for value in sums]
+            slope = 2 * of_variance
+            constant = of_mean - slope * mean * (epsilon / count)
+            return weigh(difference * tf.reshape(slope, shape) + tf.reshape(constant, shape))
+
+        return (mean, squares / count), backward
+
+    return moments(inputs)
