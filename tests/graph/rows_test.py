@@ -110,6 +110,8 @@ MEANS = [
     lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.cond(
         row[0] > 0, lambda: tf.reduce_max(row), lambda: tf.reduce_mean(tf.nn.softmax(row))), x)),
     lambda x: tf.reduce_mean(each_row(lambda i, total: (total, tf.norm(x[i])), x)),
+    lambda x: tf.reduce_mean(tf.map_fn(lambda i: x[i] ** 2, places(x), x.dtype)),
+    lambda x: tf.reduce_mean(tf.reduce_max(tf.RaggedTensor.from_tensor(x), axis=1)),
     lambda x: tf.reduce_mean(tf.vectorized_map(lambda row: tf.reduce_sum(2 * row), x)),
     lambda x: tf.reduce_mean(tf.scan(lambda a, b: 0.5 * a + b, tf.transpose(x))[-1]),
     summed(lambda total, x: total + tf.reduce_mean(x)),
@@ -204,17 +206,35 @@ FAULTS = [  # by words of what the walk says
         tf.quantization.quantize_and_dequantize_v2(x, 0, 0, range_given=False))),
     ("each row a value", lambda x: tf.reduce_mean(tf.while_loop(
         lambda i, v: i < 3, lambda i, v: (i + 1, v - tf.reduce_mean(v)), [0, x])[1])),
-    ("takes Max", lambda x: tf.reduce_mean(tf.while_loop(
+    ("(tf.while_loop) decides", lambda x: tf.reduce_mean(tf.while_loop(
         lambda v: tf.reduce_max(v) > 1, lambda v: [v / 2], [x])[0])),
     ("compares", lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.reduce_sum(row * x), x))),
     ("compares", lambda x: tf.reduce_mean(tf.map_fn(lambda row: row - tf.reduce_mean(x, 0), x))),
-    ("compares", lambda x: tf.reduce_mean(
+    ("takes Max over", lambda x: tf.reduce_mean(
         tf.map_fn(lambda row: tf.reduce_max(tf.where(row > 0, x, 0)), x))),
     ("(tf.cond) decides", lambda x: tf.reduce_mean(tf.map_fn(lambda row: tf.cond(
         tf.reduce_mean(x) > 0, lambda: row, lambda: 2 * row) ** 2, x))),
     ("(Softmax)", lambda x: tf.reduce_mean(tf.map_fn(tf.nn.softmax, tf.transpose(x)) ** 2)),
-    ("one value", lambda x: tf.reduce_mean(each_row(
+    ("on to the next", lambda x: tf.reduce_mean(each_row(
         lambda i, total: (total + x[i], tf.norm(total)), x))),
+    ("on to the next", lambda x: tf.reduce_mean(
+        ops.scan(lambda total, row: (total + row, total * row), tf.zeros([3]), x)[1])),
+    ("(tf.gather)", lambda x: tf.reduce_mean(tf.map_fn(
+        lambda row: tf.reduce_sum(tf.gather(x, tf.cast(row[0] > 0, tf.int32)) * row), x))),
+    ("takes Max over", lambda x: tf.reduce_mean(tf.map_fn(
+        lambda row: tf.reduce_logsumexp(tf.tile(row[None], [tf.shape(x)[0], 1])), x))),
+    ("number of a shard's rows", lambda x: tf.reduce_mean(
+        tf.map_fn(lambda row: row**2 * count(x), x), axis=1)),
+    ("by their place", lambda x: tf.reduce_mean(tf.map_fn(
+        lambda i: tf.reduce_sum(x[i] * x[(i + 1) % tf.shape(x)[0]]), places(x), x.dtype))),
+    ("(tf.gather)", lambda x: tf.reduce_mean(
+        x * tf.gather(x, (places(x) + 1) % tf.shape(x)[0]))),
+    ("(tf.gather_nd)", lambda x: tf.reduce_mean(
+        tf.gather_nd(x, tf.cast(x[:, :1] > 0, tf.int32)) * x)),
+    ("(ScatterNd)", lambda x: tf.reduce_mean(
+        tf.scatter_nd(tf.cast(x[:, :1] > 0, tf.int32), x, tf.shape(x)) ** 2)),
+    ("number of a shard's rows", lambda x: tf.while_loop(
+        lambda i, v: i < tf.shape(x)[0], lambda i, v: (i + 1, v / 2), [0, tf.reduce_mean(x)])[1]),
     ("(tf.cond) decides", lambda x: tf.switch_case(
         tf.cast(tf.reduce_mean(x), tf.int32), [lambda: tf.reduce_mean(x), lambda: 0.0])),
     ("values choose", lambda x: tf.reduce_mean(tf.gather_nd(x, tf.where(x > 0)))),

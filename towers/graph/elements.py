@@ -8,32 +8,30 @@ from typing import Any
 import tensorflow as tf
 
 from towers.graph.facts import (
-    COMPARES, COUNT, EACH_ROW, MIXES, OPAQUE, SHARED, UNEVEN, UNKNOWN, Fact, Op, axis_like,
+    COMPARES, COUNT, EACH_ROW, MIXES, OPAQUE, PLACE, SHARED, UNEVEN, UNKNOWN, Fact, Op, axis_like,
     first_fault, open_axes, open_axis, sizes,
 )
-
-_PLACE = "takes some rows of the batch by their place"
+from towers.machine.user_lines import is_of_tensorflow
 
 
 def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
     """Returns the fact of an operation without a rule: rows become rows."""
     output = op.output if output is None else output
-    # Integer inputs are usually counts, such as the longest sequence; ignore them.
-    floating = [f for f, v in zip(op.facts, op.inputs) if f.has_rows or v.dtype.is_floating]
-    fault = first_fault(floating)
     rows = [fact for fact in op.facts if fact.has_rows]
-    values = [fact for fact in op.facts if fact.local]
+    # Beside rows, integer inputs are usually counts, such as the longest sequence; ignore them.
+    used = [
+        fact for fact, tensor in zip(op.facts, op.inputs)
+        if fact.has_rows or fact.loop or tensor.dtype.is_floating or not rows
+    ]
+    floating = [f for f, v in zip(op.facts, op.inputs) if v.dtype.is_floating]
+    is_even = all(fact.degree == 0 for fact in floating or used)
+    fact = replace(op.combine(used), degree=0 if is_even else None)
     if rows:
         axis = UNKNOWN if output.dtype == tf.variant else open_axis(output, rows[0].axis)
-        fact = replace(op.combine(floating), axis=axis)
+        fact = replace(fact, axis=axis)
         if axis is None and fact.local:
             return op.faulty(fact, OPAQUE)
-        return op.nonlinear(replace(fact, degree=rows[0].degree))
-    if fault:
-        return Fact(local=True, fault=fault)
-    if values:
-        return op.nonlinear(values[0])
-    return Fact(degree=0 if all(fact.degree == 0 for fact in op.facts) else None)
+    return op.nonlinear(fact)
 
 
 def align(op: Op, result: Fact) -> Fact:
@@ -56,10 +54,16 @@ def align(op: Op, result: Fact) -> Fact:
 def add(op: Op) -> Fact:
     """Returns the fact of Add, Sub, AddN or SquaredDifference."""
     first = op.facts[0]
-    if first.more and not first.has_rows and op.type == "Sub":  # len(row_splits) - 1
-        return COUNT if tf.get_static_value(op.inputs[1]) == first.more else first
+    if first.numbers == "splits" and op.type == "Sub" and not first.has_rows:
+        return COUNT if is_number(op.inputs[1], 1) else first
     total = align(op, op.add(op.facts))
     return op.multiply(total, total) if op.type == "SquaredDifference" else total
+
+
+def is_number(tensor: tf.Tensor, number: int) -> bool:
+    """Returns whether all elements of a tensor are a constant number."""
+    value = tf.get_static_value(tensor)
+    return value is not None and bool((value == number).all())
 
 
 # Comparisons of n with a bound that are always true, because a shard has at least one row.
@@ -83,6 +87,12 @@ def pair(op: Op) -> Fact:
 def select(op: Op) -> Fact:
     """Returns the fact of Select, which chooses between two values by a condition."""
     condition, *branches = op.facts
+    test = op.inputs[0].op
+    # tf.vectorized_map takes number 0 if n is 1; Keras counts numbers below 0 from the end.
+    if branches[0].numbers == "own" and test.type == "Greater" and not condition.has_rows:
+        return branches[0]
+    if branches[1].numbers == "own" and test.type == "Less" and is_number(test.inputs[1], 0):
+        return branches[1]
     result = op.add(branches)
     if condition.fault:
         return replace(result, fault=op.combine(op.facts).fault, local=True)
@@ -119,8 +129,10 @@ def identity(op: Op) -> Fact:
 def move(op: Op) -> Fact:
     """Returns the fact of Reshape, Squeeze, ExpandDims, Transpose or Pad, which move elements."""
     fact, source, result = op.facts[0], op.inputs[0], op.output
+    are_columns = source.shape.rank != 1 and source.shape[-1:] not in ([1], [None])
+    fact = replace(fact, parts=(), numbers="" if are_columns else fact.numbers)
     if not fact.has_rows:
-        return replace(fact, parts=())
+        return fact
     counts = [i for i, part in enumerate(op.facts[-1].parts) if part.degree == 1]
     by_count = op.type == "Reshape" and len(counts) == 1
     axis = counts[0] if by_count else axis_like(source, result, fact.axis)
@@ -174,7 +186,24 @@ def broadcast(op: Op) -> Fact:
     rows = replace(fact, axis=axis)
     if any(part.local for part in shape.parts):  # one for each chosen row
         return replace(rows, local=True, each=None)
-    return op.faulty(rows, EACH_ROW) if fact.local else rows
+    return op.faulty(rows, EACH_ROW) if fact.is_value else rows
+
+
+def count_up(op: Op) -> Fact:
+    """Returns the fact of Range: the rows' numbers, if it counts from 0 to n."""
+    start, _, delta = map(tf.get_static_value, op.inputs)
+    if op.facts[1].degree == 0:
+        return SHARED
+    counts = op.facts[1] == COUNT and start == 0 and delta == 1
+    return Fact(axis=0, degree=None, numbers="own" if counts else "")
+
+
+def choose(op: Op) -> Fact:
+    """Returns the fact of Where, which lists the places that a condition chooses."""
+    fact = op.facts[0]
+    if not fact.has_rows:
+        return fact
+    return replace(fact, axis=0, each=None, numbers="own" if fact.axis == 0 else "")
 
 
 def shape(op: Op) -> Fact:
@@ -183,13 +212,10 @@ def shape(op: Op) -> Fact:
     if not tensor.shape.rank:
         return SHARED
     axis = open_axis(tensor) if fact.axis == UNKNOWN else fact.axis
-    source = tensor.op
-    while source.type in ("Cast", "Identity"):
-        source = source.inputs[0].op
     number = COUNT if fact.each is not None else Fact(local=True, degree=1)
     parts = [number if i == axis else SHARED for i in range(tensor.shape.rank)]
-    if fact.more and source.type == "Placeholder":
-        parts = [Fact(degree=None, more=fact.more)]
+    if fact.numbers == "splits":
+        parts = [Fact(degree=None, numbers="splits")]
     return sizes(parts) if op.type == "Shape" else functools.reduce(op.multiply, parts)
 
 
@@ -243,26 +269,27 @@ def take_slice(op: Op) -> Fact:
             return Fact(local=fact.local, degree=None)
         return fact.parts[bounds[0]] if is_index else sizes(fact.parts[slice(*bounds)])
     if fact.axis is None or fact.axis == UNKNOWN:
-        return fact
+        return op.combine(op.facts) if any(f.loop for f in op.facts[1:]) else fact
     begin, end, step, is_index = slice_along(op, fact.axis)
     is_plain, is_start = step == 1 and not is_index, begin in (None, 0)
     ends = end is None or isinstance(end, Fact) and end.degree == 1
     axis = axis_like(op.inputs[0], op.output, fact.axis)
+    has_first = slice_along(op, (op.inputs[0].shape.rank or 1) - 1)[0] in (None, 0)
+    fact = replace(fact, numbers="own" if fact.numbers == "own" and has_first else "")
     if is_plain and is_start and ends or axis is not None and fact.each is None:
         return replace(fact, axis=axis)
     # A batch that holds two views, one after the other: rows[:n], rows[n:].
     is_half = is_start or isinstance(begin, Fact) and begin.degree == 1
     if axis is not None and fact.each != 1 and is_plain and is_half and ends:
         return replace(fact, axis=axis, each=0)
-    is_counted = is_index and _is_of_loop(op.inputs[1])
-    return op.faulty(replace(fact, axis=axis), OPAQUE if is_counted else _PLACE)
+    if is_index and isinstance(begin, Fact) and begin.is_counter:
+        return one_row(fact, begin)
+    return op.faulty(replace(fact, axis=axis), PLACE)
 
 
-def _is_of_loop(index: tf.Tensor) -> bool:
-    """Whether an index is a variable of the loop that is traced, which may take all rows."""
-    while index.op.type in ("Cast", "Identity", "Pack"):
-        index = index.op.inputs[0]
-    return index.op.type in ("Placeholder", "TensorListGetItem")
+def one_row(rows: Fact, counter: Fact) -> Fact:
+    """Returns the fact of the row that a loop takes in its current round."""
+    return replace(rows, axis=None, loop=counter.loop)
 
 
 def gather(op: Op) -> Fact:
@@ -279,27 +306,58 @@ def gather(op: Op) -> Fact:
         parts = [values.parts[i] for i in index.reshape(-1)]
         return parts[0] if index.ndim == 0 else sizes(parts)
     if not values.has_rows:
-        if indices.has_rows:
-            both = op.combine(op.facts[:2])
-            return both if values.is_value else replace(indices, axis=axis, local=True)
+        if indices.has_rows and not values.local:
+            return replace(indices, axis=axis, local=True, numbers="")
         return values if indices == SHARED else row_by_row(op)
     of_axis, rank = tf.get_static_value(op.inputs[2]), op.inputs[0].shape.rank or 1
     is_along = of_axis is not None and int(of_axis) % rank == values.axis
-    # The indices take all rows in order, or elements within each row.
-    are_all = indices.has_rows and not indices.local
-    if op.operation.get_attr("batch_dims") or not is_along or are_all:
+    if op.operation.get_attr("batch_dims"):
         return replace(values, axis=axis)
-    if indices.each is None:  # boolean_mask
-        return replace(values, each=None)
-    what = OPAQUE if _is_of_loop(op.inputs[1]) else f"(tf.gather) {MIXES}"
-    return op.faulty(replace(values, axis=open_axis(op.output)), what)
+    if not is_along:
+        rows = replace(values, axis=axis)
+        return op.faulty(rows, COMPARES) if indices.has_rows else rows
+    if indices.is_counter:
+        return one_row(values, indices)
+    if is_of_tensorflow(op.operation, "ragged/"):
+        return replace(values, axis=axis, each=None)
+    return _in_order(op, replace(values, axis=axis), indices)
+
+
+def _in_order(op: Op, rows: Fact, indices: Fact) -> Fact:
+    """Returns the fact of rows in their order, or of rows that a mask chooses; or a fault."""
+    if indices.has_rows and indices.numbers == "own":
+        return replace(rows, each=None) if indices.each is None else rows
+    return op.faulty(rows, f"(tf.gather) {MIXES}")
+
+
+def gather_ragged(op: Op) -> Fact:
+    """Returns the fact of RaggedGather."""
+    rows = row_by_row(op)
+    is_joined = is_of_tensorflow(op.operation, "ragged/ragged_concat_ops.py")
+    return rows if is_joined or not rows.has_rows else _in_order(op, rows, op.facts[-1])
+
+
+def gather_nd(op: Op) -> Fact:
+    """Returns the fact of GatherNd."""
+    values, indices = op.facts
+    if values.axis is None or values.axis >= (op.inputs[1].shape[-1] or 1):
+        return replace(row_by_row(op), each=indices.each)
+    part = indices.parts[values.axis] if indices.parts else indices
+    if part.is_counter:
+        return one_row(values, part)
+    rows = replace(op.combine(op.facts), axis=open_axis(op.output), degree=values.degree)
+    is_own = indices.has_rows and indices.numbers == "own" and values.axis == 0
+    if is_own or "BatchGatherND" in op.operation.name:
+        return replace(rows, each=indices.each)
+    return op.faulty(rows, f"(tf.gather_nd) {MIXES}")
 
 
 def overwrite(op: Op) -> Fact:
     """Returns the fact of TensorScatterUpdate, Sub, Max or Min: new values at some indices."""
     fact, indices = op.facts[:2]
     names_rows = fact.axis is not None and fact.axis < num_scattered_axes(op)
-    return op.faulty(fact, _PLACE) if names_rows and not indices.has_rows else row_by_row(op)
+    is_own = not names_rows or indices.has_rows and indices.numbers == "own"
+    return row_by_row(op) if is_own else op.faulty(fact, PLACE)
 
 
 def num_scattered_axes(op: Op) -> int:
@@ -318,6 +376,7 @@ def concat(op: Op) -> Fact:
             for part in fact.parts or [fact] * (tensor.shape[0] or 0)
         ])
     whole = op.add(values)
+    whole = replace(whole, numbers=values[0].numbers)
     if whole.fault or axis is None or rank is None or int(axis) % rank not in places:
         return whole
     each = [fact.each for fact in values]
@@ -337,7 +396,7 @@ def stack(op: Op) -> Fact:
     if fact.axis is None or fact.axis == UNKNOWN:
         return fact
     place = op.operation.get_attr("axis") % op.output.shape.rank
-    return replace(fact, axis=fact.axis + (place <= fact.axis))
+    return replace(fact, axis=fact.axis + (place <= fact.axis), numbers=op.facts[0].numbers)
 
 
 def unstack(op: Op) -> Fact | list[Fact]:
@@ -346,7 +405,7 @@ def unstack(op: Op) -> Fact | list[Fact]:
     if fact.parts or fact.axis is None or fact.axis == UNKNOWN:
         return list(fact.parts) or fact
     place = op.operation.get_attr("axis") % (op.inputs[0].shape.rank or 1)
-    return replace(fact, axis=fact.axis - (place < fact.axis))
+    return replace(fact, axis=fact.axis - (place < fact.axis), numbers="")
 
 
 def split(op: Op) -> Fact:
@@ -356,8 +415,9 @@ def split(op: Op) -> Fact:
     place, rank, count = tf.get_static_value(axis), op.output.shape.rank, len(op.operation.outputs)
     if not fact.has_rows or fact.axis == UNKNOWN or place is None:
         return replace(fact, parts=())
+    fact = replace(fact, numbers="")
     if rank is not None and int(place) % rank != fact.axis or fact.each is None:
         return fact
     if fact.each == 1 or is_even and fact.each % count:
-        return op.faulty(fact, _PLACE)
+        return op.faulty(fact, PLACE)
     return replace(fact, each=fact.each // count if is_even else 0)

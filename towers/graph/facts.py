@@ -5,12 +5,13 @@
                   degree 0: linear in means over the rows    the batch's is sum(n_i / N * value_i)
                   degree 1: linear in sums over the rows     the batch's is sum(value_i)
     constant  depends on no row's values; degree 1: n, the number of rows; degree -1: 1 / n
+    one row   in a loop over the rows: depends on the row of the current round alone
     fault     anything else: the towers' values do not determine the batch's value
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -32,10 +33,13 @@ UNEVEN = (
     "Divide a sum by tf.shape(x)[0], or compute it of towers.gather(rows).",
 )
 MIXES = "brings rows of the batch together, or into another order"
+PLACE = "takes some rows of the batch by their place"
 CHOSEN = "takes the mean over rows that their own values choose"
 EACH_ROW = "gives each row a value that is made of all rows of the batch"
 OPAQUE = "makes one value of the rows of the batch, in a way that towers cannot see into"
 COMPARES = "compares rows of the batch with each other"
+DECIDES = "decides by a value that is made of all rows of the batch"
+CARRIES = "(tf.while_loop) takes a row's value on to the next rows of the batch"
 
 
 class Fault(NamedTuple):
@@ -59,7 +63,9 @@ class Fact:
     each: rows per example; 0 is a fixed, unknown number, and None depends on the rows' values.
     parts: the facts of a vector's elements, if these are sizes.
     zero: whether it is 0, or a constant of at most 1e-6, which counts as 0.
-    more: 1 for a ragged tensor's row_splits and their number, one more than its rows; else 0.
+    loop: for one row, the body of the loop that takes a row in each round; else None.
+    numbers: "own" if each row holds its own number, 0, 1, ..., in its first column; "splits" for a
+        ragged tensor's row_splits, and for their number, n + 1.
     padded: whether rows are padded to the longest row of the shard, and no mask was applied.
     masks: whether it may tell which elements are padding.
     """
@@ -70,7 +76,8 @@ class Fact:
     each: int | None = 1
     parts: "tuple[Fact, ...]" = ()
     zero: bool = False
-    more: int = 0
+    loop: Any = None
+    numbers: str = ""
     padded: bool = False
     masks: bool = False
     fault: Fault | None = None
@@ -82,8 +89,13 @@ class Fact:
 
     @property
     def is_value(self) -> bool:
-        """Returns whether the tensor depends on rows' values, and has no batch axis."""
-        return self.local and self.axis is None
+        """Returns whether the tensor depends on all rows' values, and has no batch axis."""
+        return self.local and self.axis is None and self.loop is None
+
+    @property
+    def is_counter(self) -> bool:
+        """Returns whether this is the number of the row that a loop takes in this round."""
+        return self.loop is not None and self.numbers == "own"
 
     @property
     def name(self) -> str:
@@ -102,18 +114,20 @@ def sizes(parts: Sequence[Fact]) -> Fact:
     """Returns the fact of a vector from the facts of its elements."""
     degrees = {part.degree for part in parts} or {0}
     degree = degrees.pop() if len(degrees) == 1 else None
-    return Fact(local=any(part.local for part in parts), degree=degree, parts=tuple(parts))
+    loop = next((part.loop for part in parts if part.loop), None)
+    is_local = any(part.local for part in parts)
+    return Fact(local=is_local, degree=degree, parts=tuple(parts), loop=loop)
 
 
 def sum_over_rows(fact: Fact) -> Fact:
     """Returns the fact of the sum over the rows."""
-    return Fact(local=fact.local, degree=None if fact.degree is None else fact.degree + 1)
+    degree = None if fact.degree is None else fact.degree + 1
+    return Fact(local=fact.local, degree=degree, loop=fact.loop)
 
 
 def first_fault(facts: Sequence[Fact]) -> Fault | None:
-    """Returns the first fault, or None. One that a loop over rows may forgive comes last."""
-    found = [fact.fault for fact in facts if fact.fault]
-    return min(found, key=lambda fault: fault.what == OPAQUE, default=None)
+    """Returns the first fault, or None."""
+    return next((fact.fault for fact in facts if fact.fault), None)
 
 
 def open_axis(tensor: tf.Tensor, like: int | None = None) -> int | None:
@@ -167,16 +181,16 @@ class Op:
     def combine(self, facts: Sequence[Fact]) -> Fact:
         """Returns the fact of operands combined row by row; the caller sets axis and degree."""
         rows = [fact for fact in facts if fact.has_rows]
-        each = {fact.each for fact in rows} or {1}
+        loops = list(dict.fromkeys(fact.loop for fact in facts if fact.loop))
+        each = {fact.each for fact in facts if fact.has_rows or fact.loop} or {1}
         known = max((e for e in each if e is not None), default=None)
-        fault = first_fault(facts)
-        if fault and fault.what == OPAQUE and any(  # one row, with others or with their mean
-                f.local and not f.fault and f.axis != UNKNOWN for f in facts):
-            fault = Fault(self.operation, COMPARES)
         result = Fact(
             axis=rows[0].axis if rows else None, local=any(fact.local for fact in facts),
-            each=1 if 1 in each else known, fault=fault,
+            each=1 if 1 in each else known, loop=loops[0] if loops else None,
+            fault=first_fault(facts),
         )
+        if loops and (len(loops) > 1 or any(f.local and f.loop is None for f in facts)):
+            return self.faulty(result, COMPARES)  # one row, with others or with their mean
         has_both = rows and any(fact.is_value for fact in facts)
         return self.faulty(result, EACH_ROW) if has_both else result
 
@@ -191,11 +205,27 @@ class Op:
             return result
         if len(degrees) == 1 or not result.local:
             return replace(result, degree=degrees.pop() if len(degrees) == 1 else None)
-        if result.has_rows:  # of integers, such as indices, any sum will do
+        if not result.is_value:  # of integers, such as indices, any sum will do
             return self.faulty(result, *UNEVEN) if self.output.dtype.is_floating else result
         if not all(fact.local for fact in counted):  # such as the 1 that smooths a Dice loss
             return self.faulty(result, "adds a constant to a sum over the rows of the batch")
         return self.faulty(result, "adds a sum over the rows of the batch to a mean", SAME_KIND)
+
+    def choose(self, facts: Sequence[Fact]) -> Fact:
+        """Returns the fact of a value that is one of several, such as a branch's result."""
+        if all(fact == facts[0] for fact in facts):
+            return facts[0]
+        result = self.add(facts)
+        return replace(result, each=None) if None in [fact.each for fact in facts] else result
+
+    def decide(self, fact: Fact, condition: Fact) -> Fact:
+        """Returns the fact of a value that a condition chooses, or ends the computation of."""
+        if condition.loop and not condition.fault:
+            return replace(self.combine([fact, condition]), degree=fact.degree, parts=fact.parts)
+        if condition.local:
+            name = "tf.while_loop" if "While" in self.type else "tf.cond"
+            return self.faulty(fact, f"({name}) {DECIDES}")
+        return fact if condition.degree == 0 else self.uneven(fact)
 
     def multiply(self, left: Fact, right: Fact, power: int = 1) -> Fact:
         """Returns the fact of left * right, or of left / right if the power is -1."""
@@ -218,7 +248,5 @@ class Op:
         if fact.is_value:
             what = f"takes {self.type} of a value that is made of all rows of the batch"
             return self.faulty(fact, what)
-        if fact.has_rows and fact.degree:
-            return self.uneven(fact)
-        degree = 0 if fact.degree == 0 else None
-        return Fact(axis=fact.axis, local=fact.local, each=fact.each, degree=degree)
+        result = Fact(axis=fact.axis, local=fact.local, each=fact.each, loop=fact.loop)
+        return result if fact.degree == 0 else self.uneven(result)

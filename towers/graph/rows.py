@@ -5,7 +5,12 @@
     loss = tf.sqrt(tf.reduce_mean(each))     neither: a fault, with the operation that causes it
 
 The walk goes from a tensor back to the shard's rows. Then `rules` derive the facts in the order of
-computation, also inside of functions that the graph calls.
+computation, also inside of functions that the graph calls. A loop's body is followed until the
+facts of its variables stay the same. In a loop over the rows, what a round reads is one row:
+
+    tf.map_fn(lambda row: tf.norm(row), x)             one row -> one value: rows again
+    tf.map_fn(lambda row: tf.norm(row - x), x)         one row with all rows: a fault
+    tf.scan(lambda total, row: total + row, x)         a row's value reaches the next: a fault
 """
 
 import warnings
@@ -17,13 +22,13 @@ import tensorflow as tf
 
 from towers.machine.tensorflow_internals import called_graphs
 from towers.machine.user_lines import line_of
-from towers.graph.elements import row_by_row
+from towers.graph.elements import is_number, row_by_row
 from towers.graph.facts import (
-    COUNT, ONE_LENGTH, OPAQUE, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault,
+    CARRIES, COUNT, ONE_LENGTH, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault,
     open_axis, sizes,
 )
 from towers.graph.rules import forgive, infer, with_padding
-from towers.graph.walk import Key, follow, key_of
+from towers.graph.walk import Key, follow, key_of, source
 
 
 class Rows:
@@ -49,7 +54,7 @@ class Rows:
             tensors = tf.nest.flatten(leaf, expand_composites=True)
             fed += [(tensor, fact) for tensor in tensors if tf.is_symbolic_tensor(tensor)]
             if isinstance(leaf, tf.RaggedTensor):
-                fed.append((leaf.row_splits, replace(fact, more=1)))
+                fed.append((leaf.row_splits, replace(fact, numbers="splits")))
             if isinstance(leaf, tf.SparseTensor):
                 others = [SHARED] * (leaf.dense_shape.shape[0] - 1)
                 fed.append((leaf.dense_shape, sizes([COUNT, *others])))
@@ -151,62 +156,73 @@ def _decide(*names: str) -> Callable[[Op], list[Fact]]:
     def rule(op: Op) -> list[Fact]:
         condition, *facts = op.facts
         branches = [found for name in names for found in _returned(op, name, facts)]
-        found = [
-            replace(op.add(pair), each=None) if None in [f.each for f in pair] else op.add(pair)
-            for pair in zip(*branches)
-        ] or _row_by_row(op)
-        if condition.local:
-            what = "(tf.cond) decides by a value that is made of all rows of the batch"
-            if condition.fault and condition.fault.what == OPAQUE:  # by one row, in a loop
-                what = OPAQUE
-            decided = op.faulty(SHARED, what)
-            return [op.faulty(replace(f, fault=first_fault([f, decided])), what) for f in found]
-        is_even = condition.degree == 0
-        return [fact if is_even or not fact.local else op.faulty(fact, *UNEVEN) for fact in found]
+        found = [_choose(op, *each) for each in zip(op.operation.outputs, zip(*branches))]
+        return [op.decide(fact, condition) for fact in found or _row_by_row(op)]
 
     return rule
 
 
-_MOST_ROUNDS = 4  # of a loop's body, until the facts of its variables stay the same
+def _choose(op: Op, output: tf.Tensor, facts: Sequence[Fact]) -> Fact:
+    op.output = output
+    return op.choose(facts)
+
+
+_MOST_ROUNDS = 16  # of a loop's body, until the facts of its variables stay the same
 
 
 def _loop(op: Op) -> list[Fact]:
-    """Returns the facts of a loop; follows its condition and its body.
+    """Returns the facts of a loop's variables after it; follows its condition and its body.
 
-    Lists count as rows. So does one row (OPAQUE) that a round takes, if it meets no other row.
+    A loop over the rows has a counter 0, 1, ... n - 1. A round reads one row by it.
     """
-    rough = [
-        SHARED if not output.dtype.is_floating and open_axis(output) is None
-        and output.dtype != tf.variant else fact
-        for output, fact in zip(op.operation.outputs, _row_by_row(op))
+    bodies, conditions = (called_graphs(op.operation, name) for name in ("body", "cond"))
+    if not bodies or any(len(g.inputs) != len(op.facts) for g in [*bodies, *conditions]):
+        return _row_by_row(op)
+    (body,), outputs, starts = bodies, op.operation.outputs, op.facts
+    counters = _counters(op, body, conditions[0])
+    kept = [i for i, (v, after) in enumerate(zip(body.inputs, body.outputs)) if source(after) is v]
+    facts = [
+        Fact(degree=None, loop=body, numbers="own") if i in counters else fact
+        for i, fact in enumerate(starts)
     ]
-    before, graphs = op.facts, called_graphs(op.operation, "body")
     for _ in range(_MOST_ROUNDS):
-        faults = [goes_on.fault for (goes_on,) in _returned(op, "cond", before)]
-        faults += [  # of a variable that takes a row's value to the next row
-            new.fault for old, new, output in zip(op.facts, before, op.operation.outputs)
-            if new.fault and new.fault.what == OPAQUE and new.fault.operation.graph in graphs
-            and not old.fault and output.dtype != tf.variant
+        (after,) = _returned(op, "body", facts)
+        before, facts = facts, [
+            fact if i in counters or i in kept else _choose(op, outputs[i], [fact, new])
+            for i, (fact, new) in enumerate(zip(facts, after))
         ]
-        for fault in filter(None, faults):
-            return [replace(f, fault=f.fault or fault) if f.local else f for f in rough]
-        for after in _returned(op, "body", before):
-            merged = [_merge(*pair) for pair in zip(before, after)]
-            if merged == before:
-                return [
-                    b if known.fault and a == b else known
-                    if known.fault or not b.fault or b.fault.what == OPAQUE
-                    else replace(known, fault=b.fault)
-                    for a, b, known in zip(before, after, rough)
-                ]
-            before = merged
-    return rough
+        if facts == before:
+            break
+    facts = [starts[i] if i in counters else fact for i, fact in enumerate(facts)]
+    ((goes_on,),) = _returned(op, "cond", facts)
+    carries = any(fact.loop is body for fact in facts)
+    for i, (fact, output) in enumerate(zip(facts, outputs)):
+        if i not in kept:
+            if carries and fact.local:
+                fact = op.faulty(replace(fact, loop=None), CARRIES)
+            # A list gets an item for each row, in as many rounds as there are rows.
+            is_list = output.dtype == tf.variant and fact.axis == 0 and not goes_on.local
+            facts[i] = fact if is_list else op.decide(fact, goes_on)
+    return facts
 
 
-def _merge(before: Fact, after: Fact) -> Fact:
-    """Merges the facts of a loop's variable `before` and `after` a round of the body."""
-    is_mean = before == SHARED and after.is_value and after.degree == 0
-    return after if before.zero or is_mean or after.fault and not before.fault else before
+def _counters(op: Op, body: tf.Graph, condition: tf.Graph) -> set[int]:
+    """Returns the indices of a loop's variables that count its rounds from 0 to n - 1."""
+
+    def is_one(tensor: tf.Tensor) -> bool:
+        outside = [v for v, inside in zip(op.inputs, body.inputs) if inside is source(tensor)]
+        return is_number(outside[0] if outside else tensor, 1)
+
+    counters = {
+        i for i, (before, after) in enumerate(zip(body.inputs, body.outputs))
+        if (end := source(after).op).type in ("Add", "AddV2") and source(end.inputs[0]) is before
+        and is_one(end.inputs[1]) and op.inputs[i].shape == () and is_number(op.inputs[i], 0)
+    }
+    rows, compared = Rows(zip(condition.inputs, op.facts)), [condition.inputs[i] for i in counters]
+    return counters if any(
+        end.type == "Less" and any(source(end.inputs[0]) is v for v in compared)
+        and rows.fact(end.inputs[1]).degree == 1 for end in condition.get_operations()
+    ) else set()
 
 
 _CALLS: dict[str, Callable[[Op], list[Fact]]] = {

@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from towers.graph import elements
+from towers.graph import elements, lists
 from towers.graph.elements import align, num_scattered_axes, row_by_row
 from towers.graph.facts import (
-    CHOSEN, COMPARES, COUNT, EACH_ROW, MASKED, MIXES, ONE_LENGTH, OPAQUE, SHARED, UNKNOWN, Fact, Op,
+    CHOSEN, COMPARES, COUNT, EACH_ROW, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op,
     has_open_rows, open_axis, sum_over_rows,
 )
-from towers.machine.user_lines import is_of_keras, is_of_ragged_operations
+from towers.machine.user_lines import is_of_keras, is_of_tensorflow
 
 
 def _named_axes(op: Op, index: int = 1) -> list[int] | None:
@@ -55,6 +55,7 @@ def reduce(op: Op) -> Fact:
             return sum_over_rows(fact)
         what = f"takes {op.type} over the rows of the batch"
         return op.faulty(whole, what) if fact.local else Fact(degree=None)
+    fact = replace(fact, numbers="")
     result = fact if is_linear or op.type in ("Max", "Min") else op.nonlinear(fact)
     kept = "keep_dims" in op.operation.node_def.attr and op.operation.get_attr("keep_dims")
     if fact.axis is None or fact.axis == UNKNOWN or kept:
@@ -74,7 +75,7 @@ def along_axes(op: Op) -> Fact:
         )
         if (axes is None or fact.axis in axes) and not are_splits:
             return op.faulty(fact, f"({op.type}) {MIXES}")
-    return fact if is_linear else op.nonlinear(fact)
+    return replace(fact, numbers="") if is_linear else op.nonlinear(fact)
 
 
 def on_last_axes(count: int, op: Op) -> Fact:
@@ -125,7 +126,7 @@ def add_segments(op: Op) -> Fact:
     is_tensors, is_segments = op.type.startswith("Tensor"), "Segment" in op.type
     places = (1, 0) if op.type == "ScatterNd" else (2, 1) if is_tensors else (0, 1)
     fact, ids = (op.facts[place] for place in places)
-    if not fact.has_rows or fact.fault:
+    if not fact.has_rows or fact.fault or ids.fault:
         return row_by_row(op)
     fact = replace(fact, local=fact.local or ids.local, axis=open_axis(op.output))
     if fact.axis is None:
@@ -133,8 +134,9 @@ def add_segments(op: Op) -> Fact:
         return sum_over_rows(fact) if is_sum else op.faulty(fact, f"({op.type}) {MIXES}")
     if is_tensors and fact.axis >= num_scattered_axes(op):
         return fact
-    # These are rows of a ragged tensor, chosen rows, or rows scattered to an index per row.
-    if None in (fact.each, ids.each) or not is_segments and ids.has_rows:
+    # Each value goes to the row that it belongs to.
+    if ids.has_rows and ids.numbers == "own" or (
+            is_segments and is_of_tensorflow(op.inputs[1].op, "ragged/segment_id_ops.py")):
         return replace(fact, each=1)
     return op.faulty(fact, f"({op.type}) {MIXES}")
 
@@ -174,8 +176,9 @@ def call_python(op: Op) -> list[Fact]:
 Rule = Callable[[Op], Fact | list[Fact]]  # a single fact stands for each output
 
 _TABLE: dict[str, Rule] = {
-    "Identity StopGradient PreventGradient Snapshot CheckNumerics EnsureShape Neg Real Conj":
+    "Identity StopGradient PreventGradient Snapshot CheckNumerics EnsureShape":
         elements.identity,
+    "Neg Real Conj": lambda op: replace(elements.identity(op), numbers=""),
     "IdentityN": lambda op: op.facts,
     "Const": elements.constant,
     "ZerosLike OnesLike": elements.fill_like,
@@ -198,17 +201,22 @@ _TABLE: dict[str, Rule] = {
     "Cast": lambda op: op.nonlinear(op.facts[0]) if (  # it rounds
         op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating) else op.facts[0],
     "RaggedTensorToVariant": lambda op: replace(op.combine(op.facts), each=1),  # a row per example
-    # A list of rows has the axis 0. An item is one row, in a loop over the rows.
-    "TensorListFromTensor": lambda op: op.facts[0] if op.facts[0].axis == 0 else row_by_row(op),
-    "TensorListGetItem": lambda op: op.faulty(replace(op.facts[0], axis=None), OPAQUE) if (
-        op.facts[0].axis == 0) else row_by_row(op),
+    "TensorListFromTensor TensorListStack": lambda op: replace(op.facts[0], parts=()),
+    "TensorListReserve EmptyTensorList": lists.reserve,
+    "TensorListLength": lambda op: COUNT if op.facts[0].axis == 0 else SHARED,
+    "TensorListGetItem": lists.get_item,
+    "TensorListSetItem TensorListPushBack": lists.set_item,
     "StridedSlice Slice": elements.take_slice,
     "GatherV2": elements.gather,
-    "GatherNd": lambda op: replace(row_by_row(op), each=op.facts[1].each),
+    "RaggedGather": elements.gather_ragged,
+    "GatherNd": elements.gather_nd,
     "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin": elements.overwrite,
-    "Where":  # it lists the rows that a condition chooses
-        lambda op: replace(op.facts[0], axis=0, each=None) if op.facts[0].has_rows else op.facts[0],
-    "DynamicPartition": lambda op: replace(op.combine(op.facts), each=None),
+    "Where": elements.choose,
+    "DynamicPartition": lambda op: replace(
+        op.combine(op.facts), numbers=op.facts[0].numbers,
+        each=None if op.facts[0].has_rows else 1),
+    "DynamicStitch ParallelDynamicStitch":
+        lambda op: op.faulty(row_by_row(op), f"({op.type}) {MIXES}"),
     "ConcatV2": elements.concat,
     "Pack": elements.stack,
     "Unpack": elements.unstack,
@@ -216,13 +224,14 @@ _TABLE: dict[str, Rule] = {
     # numbers
     "Shape Size": elements.shape,
     "Rank LinSpace BroadcastArgs BroadcastGradientArgs": lambda op: SHARED,
-    "Range":  # up to n: the rows' numbers
-        lambda op: Fact(axis=0, degree=None) if op.facts[1] == COUNT else SHARED,
+    "Range": elements.count_up,
     # along axes
     "Sum Mean Max Min Prod All Any ArgMax ArgMin EuclideanNorm L2Loss": reduce,
     "Softmax LogSoftmax TopKV2 Cumsum Cumprod CumulativeLogsumexp ReverseV2 Roll": along_axes,
-    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits FFT IFFT RFFT IRFFT "
-    "Bincount DenseBincount": functools.partial(on_last_axes, 1),
+    "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits FFT IFFT RFFT IRFFT":
+        functools.partial(on_last_axes, 1),
+    "Bincount DenseBincount": lambda op: row_by_row(op) if op.facts[0].numbers == "own" else (
+        on_last_axes(1, op)),
     "Svd Qr MatrixInverse Cholesky MatrixDeterminant LogMatrixDeterminant MatrixSolve "
     "MatrixSolveLs MatrixTriangularSolve SelfAdjointEigV2 Eig MatrixExponential "
     "FFT2D IFFT2D RFFT2D IRFFT2D": functools.partial(on_last_axes, 2),
@@ -267,15 +276,22 @@ _MASKS = ("NotEqual", "Equal", "Greater")  # they compare elements with the valu
 _OF_LENGTHS = ("Mean", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "While", "StatelessWhile")
 
 
+_BY_INDEX = ("RaggedGather", "Bincount", "DenseBincount")  # these may put rows into another order
+
+
 def forgive(op: Op, fact: Fact) -> Fact:
     """Removes the faults that Keras' own layers, its losses and ragged tensors have by design."""
     if fact.fault is None or fact.fault.operation is not op.operation:
         return fact
-    is_condition, is_index = op.type in ("If", "StatelessIf"), not op.output.dtype.is_floating
+    is_condition = op.type in ("If", "StatelessIf")
+    strides = tf.get_static_value(op.inputs[3]) if op.type == "StridedSlice" else None
+    is_reversed = strides is not None and bool((strides < 0).any())
+    is_index = not (op.output.dtype.is_floating or op.type in _BY_INDEX or is_reversed)
     # Hinge losses test whether all labels are 0 or 1. The result for a shard serves as well.
-    # Ragged operations compare and look up the ends of rows.
+    # Ragged operations compare and look up the ends of rows. CTC scatters a row's labels to it.
     if is_condition and is_of_keras(op.operation, "losses") or (
-            is_condition or is_index) and is_of_ragged_operations(op.operation):
+            is_condition or is_index) and is_of_tensorflow(op.operation, "ragged/") or (
+            op.type == "ScatterNd" and is_of_tensorflow(op.operation, "ctc_ops.py")):
         return replace(fact, fault=None)
     # BatchNormalization is the only normalization over the rows of a batch.
     layers = f"{_NORMALIZATION}/batch_normalization" if is_of_keras(

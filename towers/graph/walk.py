@@ -49,6 +49,13 @@ def before(
                 stack.extend(tensor.op.inputs)
 
 
+def source(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the tensor that a chain of Identity operations passes on."""
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
 def replace_tensors(structure: Any, new: Mapping[str, tf.Tensor]) -> Any:
     """Returns a structure in which `new` tensors stand for the tensors of these names."""
     return tf.nest.map_structure(

@@ -16,7 +16,7 @@ def _folder(library: str) -> str:
 
 _LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
 _KERAS = Path(_folder("keras"), "src")
-_RAGGED = Path(_folder("tensorflow"), "python", "ops", "ragged")
+_OPS = Path(_folder("tensorflow"), "python", "ops")
 _CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # these also call the user's code
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _UNKNOWN = "a line that is not known"
@@ -51,9 +51,9 @@ def is_of_keras(operation: Any, folder: str) -> bool:
     return _is_made_in(str(_KERAS / folder), operation, _CALLERS)
 
 
-def is_of_ragged_operations(operation: Any) -> bool:
-    """Returns whether TensorFlow's code for ragged tensors made an operation."""
-    return _is_made_in(f"{_RAGGED}/", operation)
+def is_of_tensorflow(operation: Any, path: str) -> bool:
+    """Returns whether a file or folder of TensorFlow's tensorflow/python/ops made an operation."""
+    return _is_made_in(f"{_OPS}/{path}", operation)
 
 
 def _is_made_in(beginning: str, operation: Any, but: tuple[str, ...] = ()) -> bool:
