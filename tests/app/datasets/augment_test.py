@@ -141,6 +141,7 @@ def test_what_is_no_augmentation_or_not_the_same_twice_is_refused_in_one_line(na
     assert message in refusal(augment_lib.load, name, SPEC)
 
 
+@pytest.mark.telling("<lambda>*")
 @pytest.mark.parametrize("kind", [
     keras.layers.RandAugment, keras.layers.RandomElasticTransform,
     lambda **options: keras.layers.RandomPosterization(4, **options),

@@ -61,6 +61,7 @@ def test_the_digest_is_of_shapes_and_size():
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
+@pytest.mark.matrix
 def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys):
     read = towers.train(config(tmp_path / "read", f"{SOURCES}:splits", data_workers=1))
     assert read == towers.train(config(tmp_path / "arrays", f"{SOURCES}:in_memory"))
