@@ -150,7 +150,7 @@ def kill_at_the_last_act_of_a_save():
 KILLS = {"after a step": kill, "in the middle of a save": kill_at_the_last_act_of_a_save}
 
 
-@pytest.mark.matrix
+@pytest.mark.telling("fit-*middle*")
 @pytest.mark.parametrize("moment", KILLS)
 def test_a_killed_process_resumes_on_any_devices_to_the_same_bits(
     entry, moment, uninterrupted, tmp_path
@@ -223,6 +223,10 @@ def test_callbacks_resume_with_their_state(entry, tmp_path, monkeypatch):
                     "accuracy", patience=2, min_delta=1.0, mode="max", restore_best_weights=True),
             ]
 
+        if after:
+            with pytest.raises(InterruptedError):
+                entry.run(
+                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation()], epochs=9)
         outcome = interrupted(entry, tmp_path / name, after, callbacks=callbacks, epochs=9)
         return outcome, (tmp_path / f"{name}.csv").read_text()
 

@@ -51,7 +51,7 @@ def test_a_killed_run_resumes_to_the_same_bits_on_any_devices(tmp_path):
     finally:
         first.kill()
         first.communicate()
-    killed_at(7, "--resume=run", "--num_gpus=1", cwd=tmp_path)
+    killed_at(7, "--resume=run", "--num_gpus=1", "--checkpoint_every=2", cwd=tmp_path)
     assert resumed(tmp_path, "--num_gpus=4") == uninterrupted(*FLAGS)
 
 
