@@ -64,7 +64,6 @@ def turns(graph, scope=""):
 
 
 @pytest.mark.telling("gpu-()", "cpu-()")
-@pytest.mark.telling("gpu-()", "cpu-()", "gpu-*stop*")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(policy, expected, options):
@@ -81,7 +80,6 @@ def test_towers_of_evaluation_and_prediction_take_turns_too():
 
 
 @pytest.mark.telling("()-True")
-@pytest.mark.telling("()-*", "*stop*-True")
 @pytest.mark.parametrize("placed", [False, True])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, placed):
@@ -103,7 +101,6 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, pl
 
 
 @pytest.mark.telling("()")
-@pytest.mark.telling("()", "*stop*")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_no_operation_is_left_without_a_device(options):
     """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""

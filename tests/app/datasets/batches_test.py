@@ -53,6 +53,7 @@ def test_an_epoch_holds_every_example_once_and_ends_with_a_partial_batch(example
     assert [len(batch) for batch in order(examples, batch_size=1000)] == [NUM_EXAMPLES]
 
 
+@pytest.mark.telling("arrays", "tf.data", "streamed")
 def test_the_same_seed_and_epoch_give_the_same_order_and_others_do_not(examples):
     first = order(examples, epoch=1, seed=3)
     assert order(examples, epoch=1, seed=3) == first
@@ -68,6 +69,7 @@ def test_an_epoch_goes_on_from_any_step_and_its_order_does_not_depend_on_the_bat
     assert sum(order(examples, epoch=5, batch_size=7), []) == sum(whole, [])
 
 
+@pytest.mark.telling("image files", "a source")
 def test_evaluation_takes_the_examples_as_they_come(examples):
     batches = [y.numpy().tolist() for _, y in input_lib.ordered_batches(examples, 50)]
     assert batches == [list(range(50)), list(range(50, 100)), [100, 101, 102]]
