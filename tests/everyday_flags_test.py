@@ -127,7 +127,7 @@ def test_a_run_from_the_values_of_a_file_resumes_without_the_file(tmp_path):
     ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
     ({"class_weight": "9:1"}, r"^class_weight \(9:1\) names class 9, and the classes are 0 to "),
 ])
-def test_what_cannot_be_is_refused_before_there_is_a_directory(values, message, tmp_path):
+def test_impossible_values_are_errors_before_there_is_a_directory(values, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         towers.train(config(run_dir="run", **values))
     assert list(tmp_path.iterdir()) == []

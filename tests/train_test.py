@@ -236,7 +236,7 @@ def test_a_run_trains_to_its_end_when_its_reader_goes_away_and_without_stdout(tm
 
 
 @pytest.mark.matrix
-def test_a_read_only_directory_is_refused_before_step_1(mount, tmp_path):
+def test_a_read_only_directory_is_an_error_before_step_1(mount, tmp_path):
     inside = (*NAMESPACE, READ_ONLY, "sh")
     code, _, stderr = train(*SHORT, cwd=tmp_path, inside=inside, fault="kill('KILL')")
     assert code == 2 and list(tmp_path.iterdir()) == []
@@ -245,7 +245,7 @@ def test_a_read_only_directory_is_refused_before_step_1(mount, tmp_path):
 
 
 @pytest.mark.matrix
-def test_a_run_outlives_a_full_disk_and_goes_on_from_what_was_saved_before(mount, tmp_path):
+def test_a_run_survives_a_full_disk_and_resumes_from_an_older_checkpoint(mount, tmp_path):
     """It is full from the fifth step on; when there is room again, the last epoch is repeated."""
     fault = "step == 5 and os.system('cat /dev/zero > filler 2> /dev/null')"
     flags = [*FLAGS, "--checkpoint_every=2"]

@@ -85,7 +85,7 @@ def _alone(run_alone):
 @pytest.mark.parametrize("step, lost, count", [
     (3, 0, 2), (3, 0, 3), *((step, 1, 1) for step in range(1, 8)),
 ])
-def test_after_a_loss_a_run_goes_on_with_any_number_to_the_same_bits(
+def test_a_run_that_lost_a_worker_resumes_on_any_number_to_the_same_bits(
     step, lost, count, alone, tmp_path
 ):
     """One of two workers is killed at a step; the other says so and ends."""
@@ -177,7 +177,7 @@ OTHER_VERSION = (
     (OTHER_VERSION, [], ["towers' version (9, the chief's is "]),
 ], ids=["flags", "seed", "version"])
 @pytest.mark.telling("flags", "version")
-def test_a_worker_that_would_train_something_else_is_refused(command, flags, differ, tmp_path):
+def test_a_worker_with_other_settings_is_an_error(command, flags, differ, tmp_path):
     hosts, run_dir = workers.addresses(2), f"--run_dir={tmp_path / 'run'}"
     for code, _, errors in workers.finish([
         workers.start(hosts, 0, "train.py", run_dir, *FLAGS),
@@ -217,7 +217,7 @@ def launch(run_dir, hold, *flags):
 
 
 @pytest.mark.matrix
-def test_the_launcher_goes_on_with_one_worker_less_to_the_same_bits(alone, tmp_path):
+def test_the_launcher_restarts_with_one_worker_less_to_the_same_bits(alone, tmp_path):
     hold = Hold(3, tmp_path)
     launcher, started = launch(tmp_path / "run", hold)
     os.kill(started[1], signal.SIGKILL)

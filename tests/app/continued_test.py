@@ -86,7 +86,7 @@ def run(tmp_path, monkeypatch):
     return directory
 
 
-def test_a_module_beside_the_config_that_names_it_is_refused_by_its_file(run, monkeypatch):
+def test_a_module_beside_the_config_that_names_it_is_an_error_with_its_path(run, monkeypatch):
     with pytest.raises(ValueError) as caught:
         continued_config(".", {})
     text = str(caught.value)
@@ -167,6 +167,6 @@ def test_other_devices_have_other_numbers(tmp_path, monkeypatch):
     assert continued_config("run", {"logical_gpus": 2}).num_gpus == 4
 
 
-def test_a_directory_without_a_run_is_refused():
+def test_a_directory_without_a_run_is_an_error():
     with pytest.raises(ValueError, match=r"resume \(nowhere\) holds no run that can go on"):
         continued_config("nowhere", {})

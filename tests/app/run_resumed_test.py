@@ -235,7 +235,7 @@ def test_early_stopping_ends_the_run_after_epochs_without_a_better_one():
 
 
 @pytest.mark.matrix
-def test_a_run_that_early_stopping_has_ended_goes_on_with_a_larger_one():
+def test_a_run_that_early_stopping_has_ended_resumes_with_a_larger_value():
     whole = towers.train(config(run_dir="whole", epochs=9, early_stopping=4, **STILL))
     towers.train(config(run_dir="run", epochs=9, early_stopping=2, **STILL))
     assert towers.train(TrainConfig(resume="run", early_stopping=4)) == whole
@@ -268,7 +268,7 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):
 
 
 @pytest.mark.matrix
-def test_the_best_epoch_is_the_monitored_ones_and_the_last_lines_say_so(capsys):
+def test_the_last_lines_name_the_best_epoch_of_the_monitored_column(capsys):
     history = towers.train(config(run_dir="run", epochs=4, monitor="val_loss"))
     best = int(np.argmin(history["val_loss"]))
     *_, models, done = capsys.readouterr().out.splitlines()

@@ -226,13 +226,13 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(tmp_path, 
     ({"dataset": "mnst"}, r"dataset \('mnst'\)"),
 ])
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
-def test_what_does_not_fit_the_machine_is_refused_before_there_is_a_directory(values, message):
+def test_values_that_do_not_fit_the_machine_are_errors_before_there_is_a_directory(values, message):
     with pytest.raises(ValueError, match=message):
         towers.train(config(**values))
     assert list(run_dir.Path(".").iterdir()) == []
 
 
-def test_a_used_directory_is_refused_before_anything_is_built(monkeypatch):
+def test_a_used_directory_is_an_error_before_anything_is_built(monkeypatch):
     monkeypatch.setattr(run_lib, "build", lambda config: pytest.fail("built"))
     run_dir.create("run", "n", "{}")
     with pytest.raises(ValueError, match="continue it: resume=run"):

@@ -46,7 +46,7 @@ def test_a_fit_has_the_bits_of_one_whose_step_splits_the_batch():
     np.testing.assert_equal(fitted(make()), fitted(make(5)))
 
 
-def test_an_endless_iterator_goes_on_in_the_next_epoch_and_other_data_begin_anew():
+def test_an_endless_iterator_continues_in_the_next_epoch_and_other_data_start_again():
     model, (x, y, _) = make(), rows(40)
     endless = tf.data.Dataset.from_tensor_slices((x, y)).batch(10).repeat()
     model.fit(endless, steps_per_epoch=3, epochs=3, verbose=0)

@@ -255,7 +255,7 @@ def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights():
 
 
 @pytest.mark.matrix
-def test_a_resumed_fit_goes_on_with_the_epochs_estimates(tmp_path, monkeypatch):
+def test_a_resumed_fit_keeps_the_noise_estimates_of_its_epoch(tmp_path, monkeypatch):
     monkeypatch.setattr(noise_scale, "EVERY", 2)
 
     def fit(directory, *callbacks):

@@ -143,14 +143,14 @@ def test_a_run_killed_before_an_upload_resumes_to_the_same_bits(end, bucket, tmp
     ("gs://bucket/run", r"gcsfs.* pip install 'tf-towers\[remote\]'"),
     ("nowhere://bucket/run", "Protocol not known: nowhere."),
 ])
-def test_a_url_that_cannot_be_used_is_refused(url, words, bucket, monkeypatch, tmp_path):
+def test_a_url_that_cannot_be_used_is_an_error(url, words, bucket, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ValueError, match=rf"^run_dir \({url}\) cannot be used: .*{words}"):
         towers.train(config(run_dir=url))
     assert copies(tmp_path / "tmp") == []
 
 
-def test_a_run_goes_on_from_the_newest_good_checkpoint(memory, tmp_path, capsys):
+def test_a_run_resumes_from_the_newest_good_checkpoint(memory, tmp_path, capsys):
     history = towers.train(config(run_dir=MEMORY, checkpoint_every=1))
     kept = {name.split("/")[1] for name in contents(memory) if name.endswith("manifest.json")}
     assert kept == {"epoch-1-step-4", "epoch-1-step-6", "epoch-1-step-7", "epoch-2-step-8"}
@@ -174,7 +174,7 @@ def test_a_run_goes_on_from_the_newest_good_checkpoint(memory, tmp_path, capsys)
 
 
 @pytest.mark.matrix
-def test_a_run_that_cannot_go_on_changes_nothing(memory, tmp_path):
+def test_a_run_that_cannot_be_resumed_changes_nothing(memory, tmp_path):
     towers.train(config(run_dir=MEMORY, epochs=1))
     memory.pipe("/run/config.json", memory.cat("/run/config.json").replace(b"ed\": 0", b"ed\": 1"))
     before = contents(memory)
@@ -183,7 +183,7 @@ def test_a_run_that_cannot_go_on_changes_nothing(memory, tmp_path):
     assert contents(memory) == before and copies(tmp_path) == []
 
 
-def test_what_is_not_uploaded_is_uploaded_later_or_else_in_the_copy(memory, tmp_path, monkeypatch):
+def test_files_are_uploaded_later_or_stay_in_the_copy(memory, tmp_path, monkeypatch):
     def cut(epoch):
         def put_file(self, local, name):
             if epoch == 0:
@@ -219,7 +219,7 @@ def test_only_the_process_that_began_last_writes(memory, tmp_path):
     assert (copy / "checkpoints" / "epoch-1-step-4").is_dir()
 
 
-def test_a_fit_goes_on_from_memory(memory, tmp_path):
+def test_a_fit_resumes_from_memory(memory, tmp_path):
     def fit(callbacks=(), directory=MEMORY):
         keras.utils.set_random_seed(0)
         parallel = towers.make_parallel(

@@ -104,7 +104,7 @@ def written(directory):
 @pytest.mark.telling("in mid-epoch-[!a]*", "in mid-epoch-averages on epochs")
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("kill", KILLS)
-def test_every_callback_goes_on_where_it_was_killed(model, name, kill, tmp_path):
+def test_every_callback_resumes_as_if_the_fit_had_not_been_killed(model, name, kill, tmp_path):
     def fit(folder, run):
         (tmp_path / folder).mkdir()
         fits = Fits(
@@ -140,7 +140,7 @@ def test_averages_in_the_model_need_the_callback_that_put_them_there(model, call
         Fits(model, *rows(), callbacks=callbacks).fit(tmp_path)
 
 
-def test_backup_and_restore_beside_it_is_refused(model, tmp_path):
+def test_backup_and_restore_beside_a_resume_is_an_error(model, tmp_path):
     class Mine(C.BackupAndRestore):
         pass
 

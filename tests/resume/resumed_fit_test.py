@@ -99,7 +99,7 @@ DATA = {
 @pytest.mark.telling("batches of two threads", "an endless dataset")
 @pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, of what has an end
 @pytest.mark.parametrize("name", DATA)
-def test_all_that_has_an_order_goes_on_in_it(model, name, tmp_path):
+def test_data_with_an_order_resume_in_it(model, name, tmp_path):
     make, options = DATA[name]
     batch_size = 7 if name.startswith("arrays") else None
     data = rows() if name.startswith("arrays") else [make]
@@ -110,7 +110,7 @@ def test_all_that_has_an_order_goes_on_in_it(model, name, tmp_path):
     assert fits.interrupted(tmp_path / "cut", [2, 4]) == whole
 
 
-def test_several_steps_in_one_execution_go_on_after_it(tmp_path):
+def test_a_fit_resumes_between_executions_of_several_steps(tmp_path):
     """Executions of 3: 3 steps and 1; a step within one is refused."""
     fits = Fits(classifier(steps_per_execution=3), *rows())
     whole = fits.fit(tmp_path / "whole")
@@ -190,7 +190,7 @@ MODELS = {
 
 @pytest.mark.telling("a train_step*", "what layers keep*")
 @pytest.mark.parametrize("name", MODELS)
-def test_all_that_a_model_holds_goes_on_to_the_same_bits(name, tmp_path):
+def test_a_fit_restores_all_variables_of_a_model(name, tmp_path):
     build, options, data, history = MODELS[name]
 
     def make():
@@ -227,7 +227,7 @@ def test_a_resume_begins_with_a_short_batch_that_xla_does_not_compile(tmp_path):
 
 
 @pytest.mark.matrix
-def test_a_loss_scale_and_a_mean_of_weights_go_on(float64, tmp_path):
+def test_a_fit_restores_a_loss_scale_and_averaged_weights(float64, tmp_path):
     """Of float16, whose scale falls at once; and a mean that replaces the weights at the end."""
     keras.config.set_floatx("float32")
     keras.config.set_dtype_policy("mixed_float16")
@@ -283,7 +283,7 @@ class Recorder(keras.callbacks.Callback):
         self.events.append(f"end {batch}")
 
 
-def test_callbacks_hear_of_the_steps_that_are_left_alone(model, tmp_path):
+def test_callbacks_are_called_only_for_the_remaining_steps(model, tmp_path):
     recorders = []
 
     def callbacks():
@@ -312,7 +312,7 @@ def test_it_saves_after_so_many_steps_or_seconds_and_each_epoch(
     assert [path.name for path in reversed(found)] == expected
 
 
-def test_a_file_and_a_directory_of_another_fit_are_refused(fits, tmp_path):
+def test_a_file_and_a_directory_of_another_fit_are_errors(fits, tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match="^directory .*file.* cannot be used: Not a directory"):
         fits.fit(tmp_path / "file")
@@ -338,7 +338,7 @@ def test_a_file_and_a_directory_of_another_fit_are_refused(fits, tmp_path):
     ({"position": {"steps": 3}, "fit": {"seed": 1}}, "is no checkpoint of a fit"),
     ({"position": {}, "fit": {}}, "is no checkpoint of a fit"),
 ])
-def test_a_checkpoint_of_something_else_is_refused(fits, state, words, tmp_path):
+def test_a_checkpoint_of_something_else_is_an_error(fits, state, words, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     path = checkpoints.path_of(tmp_path / "checkpoints", 0, 0)
     checkpoints.write(path, checkpoints.Checkpoint(state, {}))
@@ -346,7 +346,7 @@ def test_a_checkpoint_of_something_else_is_refused(fits, state, words, tmp_path)
         fits.fit(tmp_path)
 
 
-def test_the_arguments_of_fit_are_kerass():
+def test_fit_has_the_arguments_of_keras():
     (_, *keras_own), ours = (
         list(inspect.signature(f).parameters.values())
         for f in (keras.Model.fit, resumed_fit.fit_arguments)

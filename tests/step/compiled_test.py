@@ -35,7 +35,7 @@ def test_another_optimizer_leaves_all_else_as_it_was():
     assert float(model.optimizer.learning_rate) == 0.25
 
 
-def test_a_metric_of_several_numbers_is_refused_by_its_name(tmp_path):
+def test_a_metric_of_several_numbers_is_an_error_that_names_it(tmp_path):
     """In a run, whose results.csv has a column for it; a step returns them all."""
     model = model_of(("a", 2), loss="mse", metrics=[keras.metrics.F1Score(name="scores")])
     x, y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")

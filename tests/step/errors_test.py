@@ -34,7 +34,7 @@ def test_a_step_raises_the_error_of_its_tower_and_changes_nothing():
 
 @pytest.mark.telling("shape0")
 @pytest.mark.parametrize("shape", [(12, 5), (12, 1, 1)])
-def test_weights_of_another_shape_than_the_losses_are_refused(shape):
+def test_sample_weights_of_another_shape_than_the_loss_are_an_error(shape):
     weights, parallel = np.ones(shape, np.float32), towers.make_parallel(plain_model(), 3)
     parallel.compile("sgd", LOSS)
     step = towers.TowerStep(plain_model(), "sgd", LOSS, devices=["/cpu:0", "/cpu:1"])

@@ -66,7 +66,7 @@ def turns(graph, scope=""):
 @pytest.mark.telling("gpu-()", "cpu-()")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
-def test_a_tower_waits_for_the_one_before_it_on_its_own_device_alone(policy, expected, options):
+def test_a_tower_waits_only_for_the_previous_one_on_its_device(policy, expected, options):
     assert turns(graphs_of(policy, options)[0]) == expected
 
 

@@ -65,7 +65,7 @@ def test_stages_begin_at_the_layers_that_are_named():
     (["dense_3", "dense_1"], "(dense_1).*not come after 'dense_3'"),
     (["dense_0", "dense_1"], "(dense_0).*not come after 'dense_0'"),
 ])
-def test_names_that_make_no_sense_are_refused(names, error):
+def test_wrong_names_of_stages_are_errors(names, error):
     with pytest.raises(ValueError, match=error):
         towers.TowerStep(chain(4, 4, 4, 4), "sgd", "mse", devices=devices(3), gpus_per_tower=3,
                          stages=names)
@@ -88,7 +88,7 @@ class OwnCall(keras.Model):
     ({"strategy": "mirrored"}, "does not go with strategy=mirrored"),
     ({"batch_norm": "synchronized"}, "does not go with batch_norm=synchronized"),
 ])
-def test_options_that_contradict_each_other_are_refused(options, error):
+def test_options_that_contradict_each_other_are_errors(options, error):
     """By TowerStep and by make_parallel alike."""
     options = {"gpus_per_tower": 2, **options}
     with pytest.raises(ValueError, match=error):
@@ -103,7 +103,7 @@ def test_options_that_contradict_each_other_are_refused(options, error):
     (lambda: keras.Sequential([keras.Input((4,)), L.Dense(4),
                                L.BatchNormalization(synchronized=True)]), "synchronized=True"),
 ])
-def test_models_without_stages_are_refused(model, error):
+def test_models_without_stages_are_errors(model, error):
     model = model()
     model.build((None, 4))
     with pytest.raises(ValueError, match=error):
@@ -119,7 +119,7 @@ def test_xla_does_not_compile_stages_nor_are_there_copies():
     assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).uses_xla
 
 
-def test_each_device_receives_and_adds_its_own_stages_parameters_alone():
+def test_each_device_adds_only_the_gradients_of_its_stage():
     """The graph: of each variable's gradient, the additions are on its stage's device."""
     step = towers.TowerStep(
         chain(5, 6, 7), "sgd", "mse", devices=devices(4), gpus_per_tower=2, num_towers=4,
@@ -227,7 +227,7 @@ def test_the_pipeline_is_full(num_stages, num_towers):
     assert expected - 0.01 < found < expected + 0.05
 
 
-def test_a_device_computes_its_own_stage_alone():
+def test_a_device_computes_only_its_own_stage():
     """One trace, whatever the number of groups; every call of it on its stage's device."""
     model = keras.Sequential([keras.Input((4,)), L.Dense(5), L.Dense(6), L.Dense(7)])
     step = towers.TowerStep(model, "sgd", "mse", policy=GPU,

@@ -80,7 +80,7 @@ def test_a_subclass_is_exported_from_its_file():
     assert not Path("new").exists()
 
 
-def test_what_prevents_an_export_is_said_before_there_is_a_run(tmp_path):
+def test_an_export_that_cannot_be_made_is_an_error_before_there_is_a_run(tmp_path):
     def refused(path, message):
         with pytest.raises(ValueError, match=message):
             towers.train(config(run_dir="run", export=path))
@@ -106,7 +106,7 @@ def write_images(directory):
         path.write_bytes(tf.io.encode_png(pixels.astype(np.uint8)).numpy())
 
 
-def test_an_export_says_that_it_takes_divided_images(tmp_path, capsys):
+def test_a_line_says_that_an_export_takes_divided_images(tmp_path, capsys):
     """It is made at a run's end, or of a file that is evaluated, and lists the class names."""
     write_images(tmp_path / "images")
     towers.train(config(

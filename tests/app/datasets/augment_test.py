@@ -137,7 +137,7 @@ def norm():
     (f"{ME}:norm", "changes from call to call"),
     (f"{ME}:by_example", "must be a function (x, seed) -> x"),
 ])
-def test_what_is_no_augmentation_or_not_the_same_twice_is_refused_in_one_line(name, message):
+def test_a_function_that_cannot_augment_or_repeat_is_an_error_of_one_line(name, message):
     assert message in refusal(augment_lib.load, name, SPEC)
 
 
@@ -147,7 +147,7 @@ def test_what_is_no_augmentation_or_not_the_same_twice_is_refused_in_one_line(na
     lambda **options: keras.layers.RandomPosterization(4, **options),
     lambda **options: keras.layers.RandomErasing(**options),
 ])
-def test_layers_draw_from_the_examples_seed_alone(kind, monkeypatch):
+def test_layers_draw_only_from_the_seed_of_an_example(kind, monkeypatch):
     def function():
         return augment_lib.load(f"{ME}:made", SPEC)
 

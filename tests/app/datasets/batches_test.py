@@ -62,7 +62,7 @@ def test_the_same_seed_and_epoch_give_the_same_order_and_others_do_not(examples)
     assert order(examples, epoch=3, seed=1) != first
 
 
-def test_an_epoch_goes_on_from_any_step_and_its_order_does_not_depend_on_the_batch_size(examples):
+def test_an_epoch_resumes_from_any_step_in_an_order_that_no_batch_size_changes(examples):
     whole = order(examples, epoch=5)
     for start_step in (1, 7, 11):
         assert order(examples, epoch=5, start_step=start_step) == whole[start_step:]
@@ -148,6 +148,6 @@ def test_balanced_counts_the_labels(split):
     ((X, ONE_HOT[:, None]), TEXT, 3, "needs one class an example"),
     (streamed, "balanced", 3, "give the weight of each class, such as"),
 ])
-def test_what_is_not_one_class_an_example_is_refused(split, text, outputs, message):
+def test_class_weights_of_other_labels_are_errors(split, text, outputs, message):
     with pytest.raises(ValueError, match=message):
         weighed(examples(split), text, model(outputs), None)

@@ -36,7 +36,7 @@ def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
     ([(np.zeros(2), 1)], "here: y is a label, .* add NUM_CLASSES = N beside"),
     ([7], "here: example 0 is a int"),
 ])
-def test_what_is_no_source_of_examples_is_refused(rows, message):
+def test_other_objects_than_sources_of_examples_are_errors(rows, message):
     with pytest.raises(ValueError, match=message):
         split_of(Rows(rows), "here", None, custom_loss=False)
 
@@ -47,7 +47,7 @@ def test_a_fault_in_training_is_raised_as_one_line_with_the_index():
     assert message in refusal(list, input_lib.shuffled_batches(examples, BATCH, 0, 0))
 
 
-def test_a_source_that_changes_its_length_is_refused_in_the_next_epoch():
+def test_a_source_that_changes_its_length_is_an_error_in_the_next_epoch():
     examples = read_examples()
     assert len(list(input_lib.shuffled_batches(examples, BATCH, 0, 0))) == 5
     examples.source.source.examples.count = 22

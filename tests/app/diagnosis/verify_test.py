@@ -79,7 +79,7 @@ def test_the_bound_is_that_of_the_dtype_of_the_parameters(
     assert verify_gradients(step, LOSS, *make_batch()).cause
 
 
-def test_float32_is_tf32_on_gpus_that_have_it_unless_told_otherwise(monkeypatch):
+def test_float32_is_tf32_on_gpus_that_have_it_unless_a_setting_disables_it(monkeypatch):
     model, gpus = make_step().model, ["/gpu:0"]
     details = {"A": {"compute_capability": (7, 5)}, "B": {"compute_capability": (9, 0)}}
     monkeypatch.setattr(tf.config.experimental, "get_device_details", details.get)

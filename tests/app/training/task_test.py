@@ -115,7 +115,7 @@ def test_a_compiled_model_brings_its_loss_its_metrics_and_its_optimizer(capsys):
 
 
 @pytest.mark.matrix
-def test_what_is_given_beside_a_compiled_model_wins_and_is_said(capsys):
+def test_flags_replace_the_optimizer_of_a_compiled_model_and_a_line_says_so(capsys):
     towers.train(config(**OF_REGRESSION, optimizer="rmsprop", learning_rate=0.5, max_steps=1))
     final = keras.saving.load_model("run/final.keras")
     assert isinstance(final.optimizer, keras.optimizers.RMSprop)
@@ -130,7 +130,7 @@ def test_a_function_of_shapes_may_compile_its_model_too():
     assert "val_r2" in towers.train(config(**values, max_steps=1))
 
 
-def test_labels_that_are_no_classes_are_refused_for_a_model_without_a_loss():
+def test_labels_that_are_no_classes_are_an_error_for_a_model_without_a_loss():
     values = {**OF_REGRESSION, "model": f"{__name__}:uncompiled_model"}
     with pytest.raises(ValueError, match=r"labels .* must be .* compile it with its loss"):
         towers.train(config(**values))
@@ -196,7 +196,7 @@ def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capsys):
     lambda data: data.batch(4).map(lambda x, y: (x, tf.cast(y, tf.float32))).prefetch(1),
 ])
 @pytest.mark.parametrize("is_built", [True, False])
-def test_a_batched_dataset_is_refused_with_the_word_unbatch(batched, is_built):
+def test_a_batched_dataset_is_an_error_that_suggests_unbatch(batched, is_built):
     data = batched(tf.data.Dataset.from_tensor_slices((numbers(3), numbers(1))))
     model = regression_model()
     if not is_built:
@@ -260,7 +260,7 @@ def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_
     ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
     ({"model": "cnn", "dataset": "music"}, r"model=cnn does not take .* of shape \(49,\): "),
 ])
-def test_what_does_not_fit_is_refused_before_there_is_a_directory(values, message):
+def test_values_that_do_not_fit_the_data_are_errors_before_there_is_a_directory(values, message):
     with pytest.raises(ValueError, match=message):
         towers.train(config(**{**OF_REGRESSION, **values}))
     assert not RUN.exists()
@@ -335,7 +335,7 @@ class Jitter(L.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
-def test_a_run_says_that_noise_by_tf_random_begins_anew_after_a_resume(capfd):
+def test_a_warning_says_that_noise_of_tf_random_starts_again_after_a_resume(capfd):
     model = keras.Sequential([keras.Input((3,)), Jitter(), L.Dense(1)])
     model.compile("sgd", "mse")
     train, test = regression_data()
