@@ -12,14 +12,10 @@ from tests.app.run_test import NUM_CLASSES, config, small_data, small_model
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import load_examples, shuffled_batches
 
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 schedules = keras.optimizers.schedules
 BATCH, EPOCHS, WARM = 16, 2, 2
 EPOCH, STEPS = 4, 8  # updates: 50 examples are 3 x 16 + 2
-
-
-@pytest.fixture(autouse=True)
-def _in_an_empty_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
 
 
 def trained(num_towers=3, **values):

@@ -19,6 +19,7 @@ from tests.parallel.fits import STEPS, Fits, Interrupt, rows
 from tests.resume import loaders
 from towers.resume import checkpoints, run_dir
 
+pytestmark = pytest.mark.usefixtures("without_charts")
 C, L = keras.callbacks, keras.layers
 SCRIPT = {  # tests change these values, as a user edits a script
     "optimizer": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS)),

@@ -20,7 +20,7 @@ from towers.resume import checkpoints, run_dir
 from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
 
-pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # no value changes: epoch 1 stays best
 
 

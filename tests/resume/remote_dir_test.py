@@ -19,6 +19,7 @@ from tests.resuming import FLAGS, outcome, train, uninterrupted
 from towers.app import command_line
 from towers.machine import places
 
+pytestmark = pytest.mark.usefixtures("without_charts")
 S3, MEMORY = "s3://bucket/run", "memory://run"
 FLAGS_THERE = [*FLAGS[:-1], f"--run_dir={S3}", "--checkpoint_every=3", "--resume=auto"]
 

@@ -15,7 +15,7 @@ from towers.resume import checkpoints, run_dir
 from towers.app.config import TrainConfig
 from towers.app.training.build import build
 
-pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 L = keras.layers
 NUM_TRAIN, NUM_TEST = 26, 10  # 26 = 3 x 8 + 2
 RUN = run_dir.Path("run")
