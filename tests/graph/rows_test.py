@@ -78,6 +78,7 @@ MEANS = [
     lambda x: tf.reduce_sum(x / count(x)),
     lambda x: tf.reduce_sum(x) / tf.maximum(count(x), 1.0),
     lambda x: tf.reduce_sum(x) / (count(x) + 1e-7),
+    lambda x: tf.reduce_mean(x) + 0.0 / count(x),
     lambda x: tf.reduce_sum(x) / tf.reduce_sum(tf.ones_like(x)),
     lambda x: tf.reduce_mean(tf.where(x > 0, x, 0.1 * x)),
     lambda x: tf.reduce_mean(tf.transpose(x) * [[1.0], [2.0], [3.0]]),
@@ -233,6 +234,14 @@ FAULTS = [  # by words of what the walk says
         tf.gather_nd(x, tf.cast(x[:, :1] > 0, tf.int32)) * x)),
     ("(ScatterNd)", lambda x: tf.reduce_mean(
         tf.scatter_nd(tf.cast(x[:, :1] > 0, tf.int32), x, tf.shape(x)) ** 2)),
+    ("number of a shard's rows", lambda x: tf.reduce_mean(
+        x * tf.one_hot(0, tf.shape(x)[0])[:, None])),
+    ("several examples into one", lambda x: tf.reduce_mean(
+        x * tf.reshape(tf.transpose(x), tf.shape(x)))),
+    ("(SparseToDense)", lambda x: tf.reduce_mean(x * tf.sparse.to_dense(tf.SparseTensor(
+        tf.cast(tf.stack(
+            [(places(x) + 1) % tf.shape(x)[0], tf.cast(positive(x), tf.int32)], 1), tf.int64),
+        x[:, 1], tf.cast(tf.shape(x), tf.int64))))),
     ("number of a shard's rows", lambda x: tf.while_loop(
         lambda i, v: i < tf.shape(x)[0], lambda i, v: (i + 1, v / 2), [0, tf.reduce_mean(x)])[1]),
     ("(tf.cond) decides", lambda x: tf.switch_case(

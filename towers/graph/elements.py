@@ -23,8 +23,8 @@ def row_by_row(op: Op, output: tf.Tensor | None = None) -> Fact:
         fact for fact, tensor in zip(op.facts, op.inputs)
         if fact.has_rows or fact.loop or tensor.dtype.is_floating or not rows
     ]
-    floating = [f for f, v in zip(op.facts, op.inputs) if v.dtype.is_floating]
-    is_even = all(fact.degree == 0 for fact in floating or used)
+    # A ragged tensor's row_splits are rows' numbers.
+    is_even = all(fact.degree == 0 for fact in used) or is_of_tensorflow(op.operation, "ragged/")
     fact = replace(op.combine(used), degree=0 if is_even else None)
     if rows:
         axis = UNKNOWN if output.dtype == tf.variant else open_axis(output, rows[0].axis)
@@ -58,6 +58,14 @@ def add(op: Op) -> Fact:
         return COUNT if is_number(op.inputs[1], 1) else first
     total = align(op, op.add(op.facts))
     return op.multiply(total, total) if op.type == "SquaredDifference" else total
+
+
+def divide(op: Op) -> Fact:
+    """Returns the fact of RealDiv or DivNoNan."""
+    left, right = op.facts
+    if not right.local and is_number(op.inputs[0], 0):  # a regularizer with the factor 0, by n
+        return left
+    return align(op, op.multiply(left, right, power=-1))
 
 
 def is_number(tensor: tf.Tensor, number: int) -> bool:
@@ -146,7 +154,7 @@ def move(op: Op) -> Fact:
     if op.type == "Reshape" and fact.each is not None:
         has_count = by_count and op.facts[-1].parts[axis] == COUNT
         each = 1 if has_count else rows_per_example(fact.each, source, result)
-        if each is None:
+        if each is None or _splits_rows(op.facts[0], source, fact, result):
             return op.faulty(fact, "puts rows of several examples into one")
         fact = replace(fact, each=each)
     if "Pad" in op.type and axis != UNKNOWN:
@@ -154,6 +162,19 @@ def move(op: Op) -> Fact:
         if paddings is None or any(paddings[axis]):
             return op.faulty(fact, "adds rows to the rows of the batch")
     return fact
+
+
+def _splits_rows(before: Fact, source: tf.Tensor, after: Fact, result: tf.Tensor) -> bool:
+    """Whether a Reshape puts values of several examples into a row, as [3, n] -> [n, 3] does."""
+    if UNKNOWN in (before.axis, after.axis):
+        return False
+    (lead, row), (new_lead, new_row) = (
+        [math.prod(size or 0 for size in part) for part in (v.shape[:i], v.shape[i + 1:])]
+        for v, i in ((source, before.axis or 0), (result, after.axis or 0))
+    )
+    if lead == new_lead or not (lead and new_lead and row and new_row):
+        return False
+    return bool(row % new_row) if new_lead == 1 else new_lead != before.each
 
 
 def rows_per_example(each: int, source: tf.Tensor, result: tf.Tensor) -> int | None:
@@ -340,7 +361,7 @@ def gather_ragged(op: Op) -> Fact:
 def gather_nd(op: Op) -> Fact:
     """Returns the fact of GatherNd."""
     values, indices = op.facts
-    if values.axis is None or values.axis >= (op.inputs[1].shape[-1] or 1):
+    if values.axis in (None, UNKNOWN) or values.axis >= (op.inputs[1].shape[-1] or 1):
         return replace(row_by_row(op), each=indices.each)
     part = indices.parts[values.axis] if indices.parts else indices
     if part.is_counter:

@@ -147,6 +147,9 @@ def reduce_sparse(op: Op) -> Fact:
     axes = tf.get_static_value(op.inputs[3]) if is_sum else ()
     if fact.fault or axes is None or not fact.has_rows and not is_sum:
         return fact
+    indices = op.facts[0]
+    if indices.has_rows and indices.each is not None and indices.numbers != "own":
+        return op.faulty(fact, f"({op.type}) {MIXES}")
     over_rows = sum_over_rows(replace(op.facts[1], degree=0))
     return over_rows if 0 in axes else replace(fact, axis=0, each=1)
 
@@ -185,8 +188,7 @@ _TABLE: dict[str, Rule] = {
     # one by one
     "Add AddV2 Sub AddN BiasAdd SquaredDifference": elements.add,
     "Mul MulNoNan": lambda op: align(op, op.multiply(op.facts[0], op.facts[1])),
-    "RealDiv DivNoNan Div":
-        lambda op: align(op, op.multiply(op.facts[0], op.facts[1], power=-1)),
+    "RealDiv DivNoNan Div": elements.divide,
     "Square": lambda op: op.multiply(op.facts[0], op.facts[0]),
     "Select SelectV2": elements.select,
     "Maximum Minimum Pow Equal NotEqual Greater GreaterEqual Less LessEqual LogicalAnd "
@@ -248,6 +250,7 @@ _TABLE: dict[str, Rule] = {
     "UnsortedSegmentSum SegmentSum SegmentSumV2 ScatterNd TensorScatterAdd SegmentMean SegmentMax "
     "SegmentMaxV2 SegmentMin SegmentMinV2 SegmentProd SegmentProdV2 UnsortedSegmentMax "
     "UnsortedSegmentMin UnsortedSegmentProd": add_segments,
+    "SparseReorder": lambda op: op.facts[:2],
     "SparseToDense SparseTensorDenseMatMul SparseReduceSum": reduce_sparse,
     # each tower draws its classes: candidates, expected counts of labels and of candidates
     "UniformCandidateSampler LogUniformCandidateSampler FixedUnigramCandidateSampler "
