@@ -234,9 +234,10 @@ def compiled(kind=keras.Sequential):
     return model
 
 
-def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights():
+def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights(monkeypatch):
+    monkeypatch.setattr(noise_scale, "EVERY", 3)
     plain, measured, own = compiled(), compiled(), compiled()
-    options = {"batch_size": 20, "epochs": 2, "shuffle": False, "verbose": 0}
+    options = {"batch_size": 3, "epochs": 2, "shuffle": False, "verbose": 0}
     towers.make_parallel(plain, 2, num_towers=3).fit(X, Y, **options)
     parallel = towers.make_parallel(measured, 2, num_towers=3)
     history = parallel.fit(X, Y, callbacks=[towers.NoiseScale()], **options).history
@@ -247,8 +248,8 @@ def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights():
         own, scaled, devices=tower_devices(2, "cpu"), num_towers=3, noise_scale=True)
     for expected in history["noise_scale"]:
         step.reset_metrics()
-        for i in range(0, 44, 20):
-            logs = step.train_batch(X[i:i + 20], Y[i:i + 20])
+        for i in range(0, 44, 3):
+            logs = step.train_batch(X[i:i + 3], Y[i:i + 3])
         assert 0 < expected < np.inf
         assert float(logs["noise_scale"]) == pytest.approx(expected, rel=1e-5)
     assert "noise_scale" not in parallel.fit(X, Y, **options).history

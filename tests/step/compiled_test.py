@@ -202,6 +202,18 @@ def test_the_first_steps_count_and_then_every_kth(monkeypatch):
     assert counts == [*range(1, 11), 10, 10, 11, 11, 11, 12, 12, 12, 1, 2]
 
 
+def test_skipped_updates_delay_a_measurement_and_prevent_none():
+    optimizer, metric, rng = keras.optimizers.SGD(), NoiseMetric(), np.random.default_rng(0)
+    assert all(metric.is_due(optimizer) for _ in range(3))  # at first, each step is
+    metric.count.assign(10)
+    due: set[int] = set()
+    while int(optimizer.iterations) < 100:
+        if metric.is_due(optimizer):
+            due.add(int(optimizer.iterations))
+        optimizer.iterations.assign_add(rng.integers(0, 2))
+    assert due == {0, 20, 40, 60, 80}
+
+
 def test_single_shards_and_gradients_that_are_not_finite_do_not_count():
     metric = NoiseMetric()
     metric.update_state([1.0, 0.0], [5, 0], 1.0)
@@ -224,26 +236,37 @@ def test_the_norm_adds_slices_of_one_row_first():
     assert float(squared_norm([slices, None, half])) == 4**2 + 2**2 + 2**2
 
 
+class TfNoise(L.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
 @pytest.mark.filterwarnings("ignore:.*XLA runs towers on")
 @pytest.mark.telling("mirrored")
-@pytest.mark.parametrize("options", [
-    {}, {"strategy": "mirrored", "policy": GPU}, {"nonfinite": "skip"}, {"jit_compile": True},
-], ids=["plain", "mirrored", "skip", "xla"])
-def test_the_noise_scale_changes_no_bit_of_the_weights(options):
+@pytest.mark.parametrize("layer, options", [
+    (L.Dropout, {}), (L.Dropout, {"strategy": "mirrored", "policy": GPU}),
+    (L.Dropout, {"nonfinite": "skip"}), (L.Dropout, {"jit_compile": True}), (TfNoise, {}),
+], ids=["plain", "mirrored", "skip", "xla", "tf.random"])
+def test_the_noise_scale_changes_no_bit_of_the_weights(layer, options, monkeypatch):
+    monkeypatch.setattr(noise_scale, "EVERY", 2)
+    monkeypatch.setattr(noise_scale, "FIRST", 2)
+
     def trained(**more):
         keras.utils.set_random_seed(3)
         model = keras.Sequential([
-            keras.Input((5,), dtype="int32"), L.Embedding(9, 4), L.Flatten(), L.Dropout(0.2),
-            L.Dense(7, activation="relu"), L.Dense(3),
+            keras.Input((5,), dtype="int32"), L.Embedding(9, 4), L.Flatten(),
+            layer(0.2) if layer is L.Dropout else layer(), L.Dense(7, activation="relu"),
+            L.Dense(3),
         ])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         step = towers.TowerStep(model, keras.optimizers.Adam(0.05, clipnorm=0.1), loss,
                                 num_towers=3, devices=tower_devices(3, "cpu"), **options, **more)
         rng = np.random.default_rng(0)
-        for _ in range(4):
-            logs = step(rng.integers(0, 9, (11, 5)), rng.integers(0, 3, 11))
-        return model.get_weights(), logs
+        for _ in range(6):
+            logs = step.train_batch(rng.integers(0, 9, (11, 5)), rng.integers(0, 3, 11))
+        return model.get_weights(), logs, len(step.tower.traced)
 
-    (plain, logs), (measured, more) = trained(), trained(noise_scale=True)
+    (plain, logs, traces), (measured, more, same_traces) = trained(), trained(noise_scale=True)
     assert [w.tobytes() for w in plain] == [w.tobytes() for w in measured]
     assert float(more.pop("noise_scale")) > 0 and set(more) == set(logs)
+    assert same_traces == traces

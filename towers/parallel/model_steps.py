@@ -1,6 +1,7 @@
 """Runs the steps of a parallel model in Keras' loop, after creating all variables.
 
-It may replace Keras' training function by one that copies shards to the devices one step ahead:
+With GPUs, or to measure the noise scale of some steps, it replaces Keras' training function. The
+new one copies shards to GPUs one step ahead:
 
 Keras' loop:      train_function(iterator)   train_function(iterator) ...
 here:             [ step 1 ............. ]   [ step 2 ............. ] ...
@@ -30,15 +31,16 @@ from towers.workers.workers import join_workers
 
 
 class PlacedBatches:
-    """A train function for Keras' loop: takes an iterator and trains on its next batch."""
+    """A train function for Keras' loop: takes an iterator and trains on its next batches."""
 
-    def __init__(self, step: TowerStep) -> None:
-        self._step = step
+    def __init__(self, step: TowerStep, num_steps: int) -> None:
+        """num_steps: the number of batches for each call, Keras' `steps_per_execution`."""
+        self._step, self._num_steps = step, num_steps
         self._iterator: Any = None
         self._batches: Iterator[Any] = iter(())
 
     def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
-        """Trains on the next batch and returns the logs."""
+        """Trains on the next batches and returns the logs; raises StopIteration if none is left."""
         if iterator is not self._iterator:
             self._iterator = iterator
             present = (  # None instead of the parts that Keras marks as absent
@@ -46,10 +48,14 @@ class PlacedBatches:
                     lambda v: None if isinstance(v, tf.experimental.Optional) else v, element
                 ) for element in iterator
             )
-            self._batches = prefetched(self._step, present, to_devices=True)
-        batch = next(self._batches)
-        with readable():
-            return self._step.train_batch(**batch._asdict())
+            self._batches = prefetched(self._step, present)
+        logs = None
+        for batch in itertools.islice(self._batches, self._num_steps):
+            with readable():
+                logs = self._step.train_batch(**batch._asdict())
+        if logs is None:
+            raise StopIteration
+        return logs
 
     def close(self) -> None:
         """Drops the iterator. A batch that was read ahead is lost."""
@@ -83,10 +89,12 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
             made: Callable = call
             if (
                 name == "train" and isinstance(data, tf.data.Iterator) and towers.step is not None
-                and custom_step_of(model, name) is None and model.steps_per_execution == 1
-                and towers.step.policy.prefetch_to_devices
+                and custom_step_of(model, name) is None and (
+                    towers.noise_scale
+                    or model.steps_per_execution == 1 and towers.step.policy.prefetch_to_devices
+                )
             ):
-                made = PlacedBatches(towers.step)
+                made = PlacedBatches(towers.step, model.steps_per_execution)
             setattr(model, attribute, made)
             return made(data)
 

@@ -20,7 +20,7 @@ from towers.graph.cut import Segment, TowerCollective, TowerCollectives, cut
 from towers.graph.levels import Dependence, StageLevels
 from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
-    draws_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
+    draws_noise, has_unsaved_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
 )
 from towers.machine.tensorflow_internals import custom_gradients_forgotten, without_xla
 from towers.step.averaging import Values
@@ -67,7 +67,16 @@ def trace_tower(
     with custom_gradients_forgotten(), tf.device(None):
         function = tf.function(body, autograph=False, **options).get_concrete_function(*specs)
         warn_of_unordered_sums(function.graph)
+        definition = function.graph.as_graph_def()
+        if options.get("jit_compile") and draws_noise(definition):
+            warnings.warn(
+                "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it "
+                "would ignore. Draw it with keras.random and a keras.random.SeedGenerator of the "
+                "layer, or use jit_compile=False.", stacklevel=2,
+            )
+            return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
         inputs, flat, collectives = traced[-1]
+        levels: Dependence | None = None
         captured = [inside for _, inside in function.graph.captures]
         if stages is not None:
             levels = StageLevels(stages.num_stages)
@@ -75,19 +84,12 @@ def trace_tower(
             first = [(v, 0) for v in [*components(inputs.x), *captured]]
             for v, stage in [*((v, stages.num_stages - 1) for v in flat), *first, *held]:
                 levels.feed(v, local=True, level=stage)
-            return TracedTower(function, flat, levels, options, groups=stages.groups)
-        if options.get("jit_compile") and draws_noise(function.graph.as_graph_def()):
-            warnings.warn(
-                "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it "
-                "would ignore. Draw it with keras.random and a keras.random.SeedGenerator of the "
-                "layer, or use jit_compile=False.", stacklevel=2,
-            )
-            return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
-        if not meets and is_repeatable(function.graph.as_graph_def()):
-            return TracedTower(function, flat, options=options)
-        for inside in captured:
-            collectives.dependence.feed(inside, local=False, level=0)
-        return TracedTower(function, flat, collectives.dependence, options, collectives.events)
+        elif meets or not is_repeatable(definition):
+            levels = collectives.dependence
+            for inside in captured:
+                levels.feed(inside, local=False, level=0)
+        groups = stages.groups if stages is not None else None
+        return TracedTower(function, flat, levels, options, collectives.events, groups)
 
 
 class TracedTower:
@@ -127,6 +129,11 @@ class TracedTower:
             self._captured = {inside.name: outside for outside, inside in function.graph.captures}
             wanted += [v for collective in collectives for v in collective.inputs]
             self.segments = cut(function, levels, wanted, options=options or {})
+
+    @functools.cached_property
+    def has_unsaved_noise(self) -> bool:
+        """Whether the method draws noise with tf.random, whose state cannot be saved."""
+        return has_unsaved_noise(self.function.graph.as_graph_def())
 
     def run(
         self, arguments: Sequence[Any], devices: Sequence[str],

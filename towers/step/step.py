@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import choices, devices as devices_lib
 from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
@@ -104,7 +103,7 @@ class Step:
             noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
                 which most examples are wasted, estimated since `reset_metrics`. It needs two
                 towers. The weights keep their bits. The first 10 steps are measured, and then
-                every 20th step.
+                every 20th step, which has its own trace.
             own_rows: whether each of several workers passes only its own rows of x, y and
                 sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
                 examples of the worker's towers and for the first example. The other rows may hold
@@ -176,16 +175,20 @@ class Step:
     # The diagram.
 
     def compute(
-        self, batch: BatchValues, placed: Placed = None, *, with_predictions: bool = True
+        self, batch: BatchValues, placed: Placed = None, *, with_predictions: bool = True,
+        is_measured: bool = False,
     ) -> Computed:
-        """Computes the towers' results for a global batch: arrows 1 to 4."""
+        """Computes the towers' results for a global batch: arrows 1 to 4.
+
+        is_measured: whether to update the noise scale.
+        """
         with checks.checked_rows(*batch):
             shards = self.split(batch, placed)                                  # 1
             with tf.device(self.parameter_device):  # 1 for all but a LossScaleOptimizer
                 loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
             outputs = self.run_towers("train", shards, loss_scale)              # 2 and 3
             computed = self._add_up(outputs, shards if with_predictions else None)  # 4
-            if self.noise is not None:
+            if self.noise is not None and is_measured:
                 self._measure(self.noise, outputs, computed.tree, shards, loss_scale)
             return computed
 
@@ -317,21 +320,15 @@ class Step:
         self, noise: NoiseMetric, outputs: list[TowerOutput], tree: Tree, shards: list[Shard],
         loss_scale: tf.Tensor,
     ) -> None:
-        """Updates the noise scale if it is due, outside of the update: XLA adds squares slowly."""
-        def norms(values: Sequence[Values]) -> list[tf.Tensor]:
+        """Updates the noise scale, outside of the update: XLA adds squares slowly."""
+        def norm(gradients: Values) -> tf.Tensor:
             shapes = [variable.shape for variable in self.trainable_variables]
-            dense = [[*map(join_lookups, gradients, shapes)] for gradients in values]
-            return [squared_norm(gradients) / loss_scale**2 for gradients in dense]
+            return squared_norm([*map(join_lookups, gradients, shapes)]) / loss_scale**2
 
         with tf.device(self.parameter_device):
-            due, gathered = noise.is_due(self.optimizer.iterations), None
-            own = functools.partial(norms, [output.gradients for output in outputs])
-            sizes, zeros = [shard.size for shard in shards], [tf.zeros([])] * len(outputs)
-            if not self.exchange.is_alone:  # no collective belongs into a condition
-                gathered = self.exchange.all_gather(tf.cond(due, own, lambda: zeros))
-            tf.cond(due, lambda: noise.update_state(
-                tf.stack(gathered or own()), tf.stack(sizes), *norms([add_tree(tree)[1:]])
-            ), lambda: None)
+            norms = self.exchange.all_gather([norm(output.gradients) for output in outputs])
+            sizes = tf.stack([shard.size for shard in shards])
+            noise.update_state(tf.stack(norms), sizes, norm(add_tree(tree)[1:]))
 
     def _broadcast(self, values: Mapping[int, tf.Tensor]) -> dict[int, tf.Tensor]:
         """Returns tower 0's values on the parameter device, given this worker's first tower's."""
@@ -361,8 +358,7 @@ class Step:
     @property
     def has_unsaved_noise(self) -> bool:
         """Whether a traced tower draws noise with tf.random, whose state cannot be saved."""
-        graphs = [traced.function.graph for traced in self.tower.traced.values()]
-        return any(has_unsaved_noise(graph.as_graph_def()) for graph in graphs)
+        return any(traced.has_unsaved_noise for traced in self.tower.traced.values())
 
     @property
     def unlisted_variables(self) -> list[Any]:

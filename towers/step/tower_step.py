@@ -1,5 +1,6 @@
 """Provides TowerStep, which traces the update of step.py and keeps running metrics."""
 
+import functools
 import warnings
 from typing import Any
 
@@ -120,6 +121,7 @@ class TowerStep(Step):
         """Returns the result of the method `_NAME`, computed by its graph.
 
         The graph is traced once for batches of one structure, whatever their number of rows.
+        Updates that are measured have their own trace: a condition would slow down each step.
         The specs of `placed` follow from the batch's: comparing them would cost more than the step.
         """
         check_placed(placed, batch[0], self.num_towers, self.local_towers)
@@ -130,7 +132,11 @@ class TowerStep(Step):
         if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
             raise ValueError("the global batch has no examples.")
         specs = map_tensors(any_rows, tensors)  # an uneven last batch needs no other trace
-        key, phase = f"{name} {specs} {placed is None}", f"a {name} step"
+        # tf.random would begin again in a second trace, so a model that uses it has one.
+        is_measured = name == "train" and self.noise is not None and (
+            self.has_unsaved_noise or self.noise.is_due(self.optimizer)
+        )
+        key, phase = f"{name} {is_measured} {specs} {placed is None}", f"a {name} step"
         tower = "train" if name == "gradients" else name
         if key not in self._functions:
             with hang.tracing(f"the trace of {phase}"):
@@ -143,7 +149,10 @@ class TowerStep(Step):
                 self.tower.trace(tower, specs)
                 if name in ("train", "test"):
                     self.build_metrics(name, *specs)
-                function = tf.function(getattr(self, f"_{name}"), autograph=False)
+                method = getattr(self, f"_{name}")
+                if name == "train":
+                    method = functools.partial(method, is_measured)
+                function = tf.function(method, autograph=False)
                 traced = function.get_concrete_function(specs, map_tensors(any_rows, placed))
             self._functions[key] = traced
             self.traces.append(traced)
@@ -154,15 +163,18 @@ class TowerStep(Step):
 
     def run_in_graph(self, name: str, batch: BatchValues) -> Any:
         """Runs the method `_NAME`, and returns its logs or outputs, within the caller's graph."""
-        results = getattr(self, f"_{name}")(batch, None)
-        return results[0] if name == "train" else results
+        if name == "train":
+            return self._train(False, batch, None)[0]
+        return getattr(self, f"_{name}")(batch, None)
 
     def _train(
-        self, batch: BatchValues, placed: Placed
+        self, is_measured: bool, batch: BatchValues, placed: Placed
     ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """Makes one update; returns (logs, `Computed.finite`)."""
         x, y, sample_weight = batch = self.whole(batch)
-        computed = self.compute(batch, placed, with_predictions=self.metrics.need_predictions)
+        computed = self.compute(
+            batch, placed, with_predictions=self.metrics.need_predictions, is_measured=is_measured
+        )
 
         def updated() -> dict[str, tf.Tensor]:
             y_pred = computed.predictions
