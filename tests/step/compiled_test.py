@@ -242,7 +242,7 @@ class TfNoise(L.Layer):
 
 
 @pytest.mark.filterwarnings("ignore:.*XLA runs towers on")
-@pytest.mark.telling("mirrored")
+@pytest.mark.telling("mirrored", "tf.random")
 @pytest.mark.parametrize("layer, options", [
     (L.Dropout, {}), (L.Dropout, {"strategy": "mirrored", "policy": GPU}),
     (L.Dropout, {"nonfinite": "skip"}), (L.Dropout, {"jit_compile": True}), (TfNoise, {}),

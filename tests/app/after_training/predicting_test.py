@@ -13,10 +13,12 @@ import towers
 from tests.app.datasets import pixels_test
 from tests.app.run_test import small_data
 from towers.app.after_training.model_files import USED, class_names, file_config, find_file
+from towers.app.after_training import predicting
 from towers.app.after_training.predicting import evaluate_file, predict_file, write_predictions
 from towers.app.config import TrainConfig
 from towers.app.reporting.report import Report
 from towers.resume.run_dir import write_config
+from towers.step.xla import FullBatch
 
 (_, _), (X, Y) = small_data()
 
@@ -78,7 +80,10 @@ def test_evaluate_is_keras_evaluate_and_reads_these_fields(model, file, out, mon
 
 def test_predict_is_keras_predict_and_shows_how_far_it_is(model, file, out, tmp_path, monkeypatch):
     monkeypatch.setattr(Report, "is_due", lambda self: True)
+    sizes = []
+    monkeypatch.setattr(predicting, "FullBatch", lambda n: sizes.append(n) or FullBatch(n))
     predict_file(config(), file, str(tmp_path / "p.npz"), out)
+    assert sizes == [7]  # XLA would not compile the last batch, of 6
     expected = model.predict(X, verbose=0)
     found = np.load(tmp_path / "p.npz")["predictions"]
     np.testing.assert_allclose(found, expected, rtol=1e-6)

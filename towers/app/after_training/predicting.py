@@ -31,6 +31,7 @@ from towers.resume.run_dir import write_atomically
 from towers.resume.source import InputOptions
 from towers.step.exchange import towers_of
 from towers.step.sharding import rows_of_towers
+from towers.step.xla import FullBatch
 from towers.workers import watch
 from towers.workers.workers import join_workers
 
@@ -188,12 +189,11 @@ def _prepare(
         out.line(labelled("", note))
     for warning in dataset.warnings:
         out.warn(warning)
-    own_rows = reads_own_rows(model, examples)
+    own_rows, size = reads_own_rows(model, examples), config.global_batch_size(num_devices)
     parallel = parallel_on(
         model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names,
-        own_rows=own_rows,
+        own_rows=own_rows, full_batch=FullBatch(size),
     )
-    size = config.global_batch_size(num_devices)
     rows = partial(rows_of_towers, num_towers, local) if own_rows else None
 
     def batches() -> Iterator[Any]:
