@@ -83,7 +83,7 @@ OPTIONS = {
     "synchronized": {"batch_norm": "synchronized"},
     "embedded": {"layers": embedded},
     "unpacked": {"policy": dataclasses.replace(GPU, pack_transfers=False)},
-    "on 8 devices": {"num_devices": 8},
+    "on 8 devices": {"num_devices": 8, "num_towers": 8},
     "with idle devices": {"num_towers": 2},
 }
 
@@ -112,9 +112,9 @@ LAYERS = {"odd": odd, "embedded": functools.partial(embedded, 70)}
 
 
 @functools.cache
-def trained_whole(optimizer, layers):
-    return trained(make_step("parameter_server", 1, optimizer=SLICED[optimizer](),
-                             layers=LAYERS[layers]))
+def trained_whole(optimizer, layers, num_towers):
+    return trained(make_step("parameter_server", 1, num_towers=num_towers,
+                             optimizer=SLICED[optimizer](), layers=LAYERS[layers]))
 
 
 @pytest.mark.telling("averaged-3-odd", "momentum-2-embedded")
@@ -122,8 +122,10 @@ def trained_whole(optimizer, layers):
 @pytest.mark.parametrize("count", [2, 3, 8])
 @pytest.mark.parametrize("optimizer", SLICED)
 def test_slices_have_the_bits_of_one_device(optimizer, count, layers):
-    step = make_step("sharded", count, optimizer=SLICED[optimizer](), layers=LAYERS[layers])
-    assert trained(step) == trained_whole(optimizer, layers)
+    num_towers = max(4, count)
+    step = make_step("sharded", count, num_towers=num_towers, optimizer=SLICED[optimizer](),
+                     layers=LAYERS[layers])
+    assert trained(step) == trained_whole(optimizer, layers, num_towers)
     rows, width = step.model.weights[0].shape
     slots = [v.value for v in step.optimizer.variables if v.shape == (rows, width)]
     if rows >= count:  # others stay whole
