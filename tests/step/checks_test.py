@@ -1,6 +1,7 @@
 """Parts of a batch with different numbers of rows, and batch sizes in the code, are errors."""
 
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -66,9 +67,14 @@ def test_a_step_names_missing_labels_and_what_it_has_fixed():
         step.optimizer = keras.optimizers.SGD()
     with pytest.raises(ValueError, match=r"^y is None, .* \*batch"):
         step(x)
-    step.model.layers[0].trainable = False
-    with pytest.warns(UserWarning, match="`trainable` has changed since the step was made"):
-        step.test_batch(x, y)
+    for call in step.gradients, step.train_batch:  # before the first step, and after it
+        layer = step.model.layers[0]
+        layer.trainable = not layer.trainable
+        with pytest.warns(UserWarning, match="`trainable` has changed since the step was made"):
+            call(x, y)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            call(x, y)
 
 
 def test_placed_shards_with_another_number_of_examples_are_an_error():

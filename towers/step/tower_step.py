@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from towers.machine import hang
 from towers.machine.devices import HOST
+from towers.machine.keras_internals import all_layers
 from towers.step.averaging import Values
 from towers.step.checks import check_arrays, check_placed, check_rows
 from towers.step.errors import first_error, nonfinite_error, run_in_turn
@@ -37,6 +38,8 @@ class TowerStep(Step):
         super().__init__(*args, **options)
         self.traces: list[Any] = []
         self._functions: dict[str, Any] = {}  # by method and the batch's structure
+        self._flagged = [*all_layers(self.model), *self.model.variables]
+        self._flags = [each.trainable for each in self._flagged]
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
         """Makes one synchronous update.
@@ -131,21 +134,24 @@ class TowerStep(Step):
         check_rows(*tensors)
         if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
             raise ValueError("the global batch has no examples.")
+        tower = "train" if name == "gradients" else name
         specs = map_tensors(any_rows, tensors)  # an uneven last batch needs no other trace
         # tf.random would begin again in a second trace, so a model that uses it has one.
         is_measured = name == "train" and self.noise is not None and (
             self.has_unsaved_noise or self.noise.is_due(self.optimizer)
         )
+        flags = [each.trainable for each in self._flagged]  # 0.2 ms for ResNet50
+        if tower == "train" and flags != self._flags:
+            self._flags = flags
+            warnings.warn(
+                "`trainable` has changed since the step was made, without effect; make a new step, "
+                "or compile a parallel model again.", stacklevel=3,
+            )
         key, phase = f"{name} {is_measured} {specs} {placed is None}", f"a {name} step"
-        tower = "train" if name == "gradients" else name
         if key not in self._functions:
             with hang.tracing(f"the trace of {phase}"):
                 if not self.traces:
                     self.check_agreement()
-                    now, then = self.model.trainable_variables, self.trainable_variables
-                    if [*map(id, now)] != [*map(id, then)]:
-                        text = "`trainable` has changed since the step was made, without effect"
-                        warnings.warn(f"{text}; make a new step.", stacklevel=3)
                 self.tower.trace(tower, specs)
                 if name in ("train", "test"):
                     self.build_metrics(name, *specs)
