@@ -205,11 +205,11 @@ def test_a_users_model_gives_a_name_that_is_safe_for_files_and_stays_in_runs(nam
 
 @pytest.mark.parametrize("check", [run_dir.check, lambda directory: None])  # found empty before
 def test_a_directory_with_a_run_is_refused_with_the_resume_command(check, monkeypatch):
-    run_dir.create("mine", "cnn-mnist", "first")
+    run_dir.create("my run", "cnn-mnist", "first")
     monkeypatch.setattr(run_dir, "check", check)
-    with pytest.raises(ValueError, match=r"\(mine\) holds a run.*continue it: resume=mine;"):
-        run_dir.create("mine", "cnn-mnist", "second")
-    assert (run_dir.Path("mine") / "config.json").read_text() == "first"
+    with pytest.raises(ValueError, match=r"\(my run\) holds a run.*continue it: resume='my run';"):
+        run_dir.create("my run", "cnn-mnist", "second")
+    assert (run_dir.Path("my run") / "config.json").read_text() == "first"
 
 
 def test_a_directory_whose_config_was_never_written_takes_a_new_run():

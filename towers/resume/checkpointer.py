@@ -191,7 +191,8 @@ class Checkpointer:
         self.save(train_state)
         if (fault := self._wait()) is not None:
             raise ValueError(
-                f"{self._argument} ({self.directory}): no checkpoint can be written: {fault}."
+                f"{self._argument} ({self.directory}): no checkpoint can be written: {fault}. Make "
+                "room there, or name another directory."
             )
 
     def is_due(self, step: int, before: int) -> bool:

@@ -21,6 +21,7 @@ import fnmatch
 import json
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -248,5 +249,6 @@ def not_empty(directory: Path | str, holds_run: bool) -> ValueError:
     """Returns the error for a new run whose directory is not empty."""
     said = "is not empty; name a new directory or an empty one."
     if holds_run:
-        said = f"holds a run. To continue it: resume={directory}; for a new run, name another."
+        resume = shlex.quote(str(directory))
+        said = f"holds a run. To continue it: resume={resume}; for a new run, name another."
     return ValueError(f"run_dir ({directory}) {said}")
