@@ -24,7 +24,7 @@ FLAGS = """
     num_gpus logical_gpus num_towers accumulate device variable_device strategy gpus_per_tower
     stages batch_size batch_size_per_gpu jit_compile cpu_threads worker_timeout hang_timeout
     epochs max_steps optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
-    ema label_smoothing class_weight dropout batch_norm freeze init_from seed precision
+    ema class_weight dropout batch_norm freeze init_from seed precision
     deterministic nonfinite run_dir resume trust_run_dir checkpoint_every monitor monitor_mode
     callbacks early_stopping tensorboard histograms noise_scale verify_gradients profile plan export
 """.split()
@@ -33,7 +33,7 @@ WRONG = {
     "batch_size": [0, 10**19], "epochs": [-1, None, 2**63], "max_steps": [0],
     "seed": [-1, 2**32], "learning_rate": [0.0, -0.1, math.nan, math.inf, "fast"],
     "device": ["tpu"], "schedule": ["cosin", "step:", "step:6,3", "step:0", 3],
-    "momentum": [1.0, True], "label_smoothing": [-0.1], "freeze": ["("],
+    "momentum": [1.0, True], "freeze": ["("],
     "image_size": ["224", "0x224", "8x8x2", (8, 8)], "model": [None], "monitor": [3],
     "run_dir": ["a\0b"], "plan": ["yes"], "verify_gradients": ["yes"],
     "hang_timeout": [-1, "soon", False], "worker_timeout": [1e300],

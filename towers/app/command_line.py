@@ -31,7 +31,7 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
         ("data", "Data", "dataset data_dir image_size features data_workers "
          "shuffle_buffer augment class_weight"),
         ("optimization", "Optimization", "epochs max_steps batch_size batch_size_per_gpu optimizer "
-         "learning_rate schedule warmup_steps weight_decay momentum clip_norm ema label_smoothing "
+         "learning_rate schedule warmup_steps weight_decay momentum clip_norm ema "
          "batch_norm nonfinite seed early_stopping"),
         ("devices", "Devices and workers", "num_gpus num_towers accumulate logical_gpus device "
          "variable_device strategy gpus_per_tower stages jit_compile cpu_threads deterministic "

@@ -154,8 +154,6 @@ class TrainConfig:
         "larger gradients are scaled down. Default: no limit.", Role.OPTIMIZER)
     ema: float | None = fraction(None, "The momentum, such as 0.999, of a moving average of each "
         "variable over the updates. final.keras holds the averages. Default: none.", Role.OPTIMIZER)
-    label_smoothing: float | None = fraction(None, "The part of each label that is spread over all "
-        "classes, such as 0.1. Default: none.")
     class_weight: str | None = text(None, "The weight of the examples of each class in the loss, "
         "as in Keras' fit: 0:1,1:5 (other classes weigh 1), or balanced, which makes all classes "
         "count equally. Default: all weigh 1.")
@@ -310,19 +308,19 @@ class TrainConfig:
     @classmethod
     def from_json(cls, text: str) -> "TrainConfig":
         """Reads the configuration that `to_json` of this version or an older one wrote."""
+        known = {field.name for field in dataclasses.fields(cls)} | _RETIRED
         try:
-            values = {k: v for k, v in json.loads(text).items() if k not in _RETIRED}
+            values = {k: v for k, v in json.loads(text).items() if k in known or v is not None}
         except (ValueError, AttributeError, RecursionError) as error:
             text = f"{error}. Put back a copy, or begin a new run."
             raise ValueError(f"config.json must be a JSON object: {text}") from None
-        unknown = sorted(set(values) - {field.name for field in dataclasses.fields(cls)})
-        if unknown:
+        if unknown := sorted(set(values) - known):
             raise ValueError(
                 f"config.json holds {fields.short_repr(unknown)}, which this version of towers "
                 "does not know. Use the version that wrote it, or remove the entry."
             )
         try:
-            return cls(**values)
+            return cls(**{k: v for k, v in values.items() if k not in _RETIRED})
         except ValueError as error:
             raise ValueError(f"config.json: {error}") from None
 

@@ -1,4 +1,4 @@
-"""Changes of a built model; the optimizer, its schedule and smoothed labels that flags make."""
+"""Changes of a built model; the optimizer and the schedule that flags make."""
 
 import math
 
@@ -9,7 +9,6 @@ import pytest
 from tests.app.run_test import normalized_model
 from towers.app import models
 from towers.app.config import TrainConfig
-from towers.app.recipe.label_smoothing import smoothed
 from towers.app.recipe.model_changes import freeze, set_dropout, take_values
 from towers.app.recipe.optimizer import (
     make_optimizer, make_schedule, override_optimizer, plain_schedule, schedule_notes,
@@ -198,7 +197,7 @@ def test_a_models_own_optimizer_stays_where_nothing_or_the_rate_alone_is_given()
     own = keras.optimizers.SGD(0.5, momentum=0.9)
     own.build([keras.Variable([1.0])])
     own.iterations.assign(7)
-    assert changed(own, label_smoothing=0.1) is own and float(own.learning_rate) == 0.5
+    assert changed(own) is own and float(own.learning_rate) == 0.5
     assert changed(own, learning_rate=0.25) is own
     assert (float(own.learning_rate), int(own.iterations)) == (0.25, 7)
 
@@ -284,40 +283,3 @@ def test_a_file_holds_what_comes_after_the_warm_up(scaled):
 def test_the_schedule_in_words(schedule, warmup_steps, words):
     config = TrainConfig(schedule=schedule, warmup_steps=warmup_steps, epochs=EPOCHS)
     assert schedule_notes(config, STEPS) == [words]
-
-
-# Smoothed labels: Keras' CategoricalCrossentropy on one-hot labels, from integers
-@pytest.mark.parametrize("shape", [(7,), (7, 1), (7, 4)], ids=str)
-@pytest.mark.parametrize("from_logits", [False, True])
-@pytest.mark.usefixtures("float64")
-def test_it_is_keras_crossentropy_of_one_hot_labels(shape, from_logits):
-    """Also of a sequence of labels."""
-    rng = np.random.default_rng(0)
-    labels = rng.integers(0, 3, shape)
-    flat = labels[..., 0] if shape[-1] == 1 else labels
-    predictions = rng.uniform(0.1, 1.0, (*flat.shape, 3))
-    predictions /= predictions.sum(axis=-1, keepdims=True)
-    sparse = keras.losses.SparseCategoricalCrossentropy(from_logits, reduction="sum")
-    weight = rng.uniform(size=flat.shape)
-    theirs = keras.losses.CategoricalCrossentropy(from_logits, label_smoothing=0.1, reduction="sum")
-    np.testing.assert_allclose(
-        smoothed(sparse, 0.1)(labels, predictions, sample_weight=weight),
-        theirs(np.eye(3)[flat], predictions, sample_weight=weight),
-        rtol=1e-12,
-    )
-
-
-def test_one_hot_labels_take_keras_own_and_without_smoothing_any_loss_stays():
-    for loss in ("categorical_crossentropy", keras.losses.CategoricalCrossentropy()):
-        found = smoothed(loss, 0.2)
-        assert type(found) is keras.losses.CategoricalCrossentropy
-        assert found.label_smoothing == 0.2
-    assert smoothed("mse", None) == "mse"
-
-
-@pytest.mark.parametrize("loss", [
-    "mse", keras.losses.SparseCategoricalCrossentropy(ignore_class=0), lambda y, p: p, None,
-])
-def test_losses_that_know_no_classes_are_refused(loss):
-    with pytest.raises(ValueError, match=r"^label_smoothing \(0.1\) is for sparse"):
-        smoothed(loss, 0.1)

@@ -15,13 +15,14 @@ from towers.app.diagnosis import plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.app.recipe.optimizer import given, shown_rate
 from towers.app.reporting.report import Report, devices_line, labelled
-from towers.app.training.build import Run, find_devices, training_loss
+from towers.app.training.build import Run, find_devices
 from towers.machine import nvidia
 from towers.machine.devices import (
     GPU, REHEARSAL, count_cores, has_gpus, intra_op_threads, is_gpu, is_rehearsal, place_towers,
 )
 from towers.machine.logical import shared_gpus
 from towers.machine.words import counted
+from towers.step.compiled import losses
 from towers.step.sharding import shard_sizes
 from towers.step.xla import FIXED_SHAPES
 
@@ -65,8 +66,7 @@ def describe(run: Run, out: Report, what: str) -> None:
     model += f"; {config.precision}" if config.precision != "float32" else ""
     lines.append(labelled("Model", model))
     if run.custom_loss:
-        smoothing = ["label_smoothing"] if config.label_smoothing is not None else []
-        beside = " and ".join([*given(config), *smoothing])
+        beside = " and ".join(given(config))
         own = f"the model's own, as it was compiled: {', '.join(run.metrics)}"
         lines.append(labelled("Task", f"{own}; but {beside} as given beside it" if beside else own))
     for line in [*lines, *(labelled("", note) for note in run.notes)]:
@@ -112,7 +112,7 @@ def verified(run: Run) -> Verification:
     """Runs --verify_gradients; raises ValueError if gradients differ, unless it is `WARN`."""
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
-    loss, loss_weights = training_loss(run.step.model, run.config)
+    loss, loss_weights = losses(run.step.model)
     # A separate step, because the run's step would train with this check's graph, without noise.
     step = run.make_step(strategy="parameter_server")
     found = verify_gradients(step, loss, x, y, sample_weight, loss_weights)

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -15,7 +15,6 @@ from towers.app.datasets.image_folder import describe_shape
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.datasets.weighting import weighed
 from towers.app.named import one_line
-from towers.app.recipe.label_smoothing import smoothed
 from towers.app.recipe.model_changes import freeze, set_dropout, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
@@ -106,7 +105,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
-        loss, loss_weights = training_loss(model, config)
+        loss, loss_weights = losses(model)
         metrics = BatchMetrics(model, variables_device(model))
         make_step = partial(
             TowerStep, model, model.optimizer, loss, loss_weights=loss_weights, metrics=metrics,
@@ -176,12 +175,6 @@ def reads_own_rows(model: keras.Model, examples: Examples) -> bool:
     takes_time = examples.source.how != "" or examples.augment is not None
     can_choose = join_workers().num_workers > 1 and examples.source.reads_rows
     return can_choose and takes_time and not reads_inputs(model)
-
-
-def training_loss(model: keras.Model, config: TrainConfig) -> tuple[Any, Any]:
-    """Returns a run's loss, smoothed if configured, and loss weights, as `TowerStep` takes them."""
-    loss, loss_weights = losses(model)
-    return smoothed(loss, config.label_smoothing), loss_weights
 
 
 def _build_metrics(step: TowerStep, examples: Examples) -> None:
