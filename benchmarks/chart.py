@@ -29,7 +29,7 @@ ROW_HEIGHT, MARGIN, WIDTH = 0.36, 1.6, 8.0  # inches
 def draw(source: Path, target: Path) -> None:
     """Draws the median ratios of a CSV of `rounds.append_csv` to a PNG."""
     # This imports TensorFlow, so it runs after the measurements.
-    from towers.app.reporting.charts import COLORS, figure_file, style_axes
+    from towers.app.reporting.charts import figure_file
 
     with source.open(newline="") as file:
         comparisons = group_comparisons(csv.DictReader(file))
@@ -42,13 +42,13 @@ def draw(source: Path, target: Path) -> None:
     title = "Examples per second of towers, divided by each peer's"
     with figure_file(target, WIDTH, height, title, describe_rows(comparisons)) as figure:
         axes = figure.add_subplot()
-        style_axes(axes, "same global batch; right of 1.0, towers is faster", "", "")
+        axes.set_title("same global batch; right of 1.0, towers is faster")
         axes.axvline(1.0, color="black", linewidth=1)
-        for (peer, label), marker, color in zip(PEERS.items(), MARKERS, COLORS, strict=False):
+        for (peer, label), marker in zip(PEERS.items(), MARKERS, strict=True):
             points = [(row[peer], i) for i, row in enumerate(rows.values()) if peer in row]
             if points:
                 x, y = zip(*points, strict=True)
-                axes.scatter(x, y, s=60, color=color, marker=marker, label=label, zorder=3)
+                axes.scatter(x, y, s=60, marker=marker, label=label, zorder=3)
         axes.set_yticks(range(len(rows)), list(rows))
         axes.set_ylim(len(rows) - 0.5, -0.5)
         axes.margins(x=0.05)

@@ -197,7 +197,7 @@ def predict(
 
 def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
     """Draws the share of a step in which a GPU computes, by machines, with one panel per model."""
-    from towers.app.reporting.charts import COLORS, figure_file, style_axes
+    from towers.app.reporting.charts import figure_file
 
     note = (f"A model, not a measurement, of {GPUS} GPUs on each machine with a fixed batch for "
             f"each GPU. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"
@@ -211,9 +211,9 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
         for axes, (name, size) in zip(panels.flat, sizes.items(), strict=True):
             compute = GPU_MS[name] / 1e3
             title = f"{name}: {size.parameters / 1e6:.0f} MB, {GPU_MS[name]:.0f} ms (assumed)"
-            style_axes(axes, title, "", "")
-            lines = [(f"{link} Gbit/s", assumed_constants(link), color, "-")
-                     for link, color in zip(LINKS, COLORS, strict=False)]
+            axes.set_title(title)
+            lines = [(f"{link} Gbit/s", assumed_constants(link), f"C{i}", "-")
+                     for i, link in enumerate(LINKS)]
             here = replace(constants, memory=CPU_MEMORY)
             lines.append(("measured on 2 cores", here, "#777777", "--"))
             for label, used, color, style in lines:

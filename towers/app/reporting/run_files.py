@@ -155,7 +155,7 @@ def unreadable(model: keras.Model) -> str:
     except Exception as error:
         reason = " ".join(str(error).split("Please")[0].split()) or repr(error)
         raise ValueError(
-            f"model ({_unwritable(model)}) cannot be saved: {reason} Give its class a "
+            f"model ({model.name}) cannot be saved: {reason} Give its class a "
             "get_config() that returns the arguments of its __init__, and decorate it with "
             "@keras.saving.register_keras_serializable()."
         ) from None
@@ -166,16 +166,6 @@ def unreadable(model: keras.Model) -> str:
         "Use a named function or class in place of a lambda, and decorate it with "
         "@keras.saving.register_keras_serializable()."
     )
-
-
-def _unwritable(layer: keras.Layer) -> str:
-    """Returns the name and class of the innermost layer that cannot be serialized."""
-    for inner in getattr(layer, "layers", []):
-        try:
-            keras.saving.serialize_keras_object(inner)
-        except Exception:
-            return _unwritable(inner)
-    return f"{layer.name}, a {type(layer).__name__}"
 
 
 def _unknown(config: Any) -> Iterator[str]:
