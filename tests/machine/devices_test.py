@@ -133,9 +133,8 @@ def test_a_gpu_that_is_not_there_and_a_driver_that_fails_give_none(
 @pytest.mark.parametrize(("facts", "words"), [
     ((False, True, None), ["built without CUDA"]),
     ((True, False, None), ["no NVIDIA driver"]),
-    ((True, False, ""), ["no NVIDIA driver", "CUDA_VISIBLE_DEVICES='' hides every GPU"]),
-    ((True, True, "-1,0"), ["CUDA_VISIBLE_DEVICES='-1,0' hides every GPU"]),
-    ((True, True, "7"), ["CUDA_VISIBLE_DEVICES='7' may name no GPU", "cuda", "--verbosity"]),
+    ((True, False, ""), ["no NVIDIA driver", "CUDA_VISIBLE_DEVICES='' hides GPUs"]),
+    ((True, True, "-1,0"), ["CUDA_VISIBLE_DEVICES='-1,0' hides GPUs", "cuda", "--verbosity"]),
     ((True, True, None), ["pip install -e '.[cuda]'", "--verbosity=1"]),
 ])
 def test_the_reasons_for_no_gpu_are_named(facts, words):

@@ -70,15 +70,11 @@ def why_no_gpu(is_cuda_build: bool, has_driver: bool, visible: str | None) -> li
     """Returns probable reasons, with fixes; `visible` is CUDA_VISIBLE_DEVICES, or None."""
     if not is_cuda_build:
         return ["this TensorFlow is built without CUDA; on Linux: pip install -e '.[cuda]'"]
-    is_hidden = visible is not None and visible.split(",")[0].strip() in ("", "-1")
-    reasons = []
-    if not has_driver:
-        reasons.append("no NVIDIA driver; if this machine has an NVIDIA GPU, install its driver")
-    if is_hidden:
-        reasons.append(f"CUDA_VISIBLE_DEVICES={visible!r} hides every GPU: unset it")
-    elif has_driver:
-        if visible is not None:
-            reasons.append(f"CUDA_VISIBLE_DEVICES={visible!r} may name no GPU here: unset it")
-        reasons.append("CUDA's libraries may be missing, or older: pip install -e '.[cuda]'")
-        reasons.append("TensorFlow's own messages say more: add --verbosity=1")
-    return reasons
+    reasons = {
+        "no NVIDIA driver; if this machine has an NVIDIA GPU, install its driver": not has_driver,
+        f"CUDA_VISIBLE_DEVICES={visible!r} hides GPUs, or names none of this machine: unset it":
+            visible is not None,
+        "CUDA's libraries may be missing, or older: pip install -e '.[cuda]'": has_driver,
+        "TensorFlow's own messages say more: add --verbosity=1": has_driver,
+    }
+    return [reason for reason, applies in reasons.items() if applies]

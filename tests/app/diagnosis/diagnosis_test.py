@@ -81,7 +81,7 @@ def test_the_batch_line_gives_the_true_split(batch_size, num_towers, num_example
 
 
 @pytest.mark.parametrize(("batch_size", "words"), [
-    (3, "smaller than the 4 towers: 1 without an example"), (10, "waits for those with 3"),
+    (3, "does not divide by the 4 towers, which get 0-1 examples"), (10, "get 2-3 examples"),
 ])
 def test_an_unusual_split_of_the_batch_is_warned_of(batch_size, words):
     run = build(config(num_towers=4, batch_size=batch_size))
@@ -159,7 +159,7 @@ def test_without_a_gpu_the_reasons_are_given(monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     first, second = blocks()["GPUs"]
     assert first.startswith("none: no NVIDIA driver")
-    assert second == "CUDA_VISIBLE_DEVICES='' hides every GPU: unset it"
+    assert second == "CUDA_VISIBLE_DEVICES='' hides GPUs, or names none of this machine: unset it"
 
 
 # The transfers of a step, counted by hand

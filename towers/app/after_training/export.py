@@ -15,11 +15,6 @@ from towers.app.models import load_file
 from towers.app.reporting.report import labelled
 from towers.resume import run_dir
 
-_OTHER_FORMATS = {
-    ".onnx": "export({!r}, format='onnx')", ".tflite": "export({!r}, format='litert')",
-    ".keras": "save({!r})", ".h5": "save({!r})",
-}
-
 
 def check(path: str | None) -> None:
     """Raises ValueError for an export's path that exists, or that names another format."""
@@ -27,10 +22,10 @@ def check(path: str | None) -> None:
         return
     if Path(path).exists():
         raise ValueError(f"export ({path}) exists already; name a new directory.")
-    if other := _OTHER_FORMATS.get(Path(path).suffix.lower()):
+    if Path(path).suffix.lower() in (".onnx", ".tflite", ".keras", ".h5"):
         raise ValueError(
-            f"export ({path}) is the directory of a SavedModel. Keras writes the other format: "
-            f"keras.saving.load_model('final.keras').{other.format(path)}."
+            f"export ({path}) is the directory of a SavedModel. For other formats, use Keras' "
+            "`export` or `save` of the model in final.keras."
         )
 
 

@@ -73,15 +73,11 @@ def describe(run: Run, out: Report, what: str) -> None:
         out.line(line)
     for warning in run.warnings:
         out.warn(warning)
-    if size < num_towers:
+    if size % num_towers:
+        each = plan.span(shard_sizes(size, num_towers))
         out.warn(
-            f"the global batch ({size:,}) is smaller than the {num_towers} towers: "
-            f"{num_towers - size} without an example."
-        )
-    elif size % num_towers:
-        out.warn(
-            f"the global batch ({size:,}) does not divide by the {num_towers} towers: every step "
-            f"waits for those with {-(-size // num_towers):,}. The result is exact all the same."
+            f"the global batch ({size:,}) does not divide by the {num_towers} towers, which get "
+            f"{each} examples: every step waits for the most. The result is exact all the same."
         )
 
 

@@ -1,5 +1,6 @@
 """Shows a run's lines on a terminal or in a pipe, and writes them to log.txt."""
 
+import io
 import math
 import os
 import shlex
@@ -57,6 +58,9 @@ class Report:
         self.log: Path | None = None  # the file to which later lines are appended as well
         self._live: Live | None = None  # the line that is updated on a terminal
         self._console: Console | None = None
+        if isinstance(self._stream, io.TextIOWrapper):  # a name may hold what it cannot encode
+            with self._stream_may_end():  # as this call flushes it
+                self._stream.reconfigure(errors="backslashreplace")
         if self._stream is not None and self._stream.isatty():
             console = Console(
                 file=self._stream, highlighter=_Colors(), markup=False, emoji=False, soft_wrap=True
@@ -71,12 +75,11 @@ class Report:
         On a terminal, it stands above the updated line.
         """
         text = self._prefix.sub("", text)
-        shown = self._encodable(text)
         with self._stream_may_end():
             if self._console is not None:
-                self._console.print(shown)
+                self._console.print(text)
             elif self._stream is not None:
-                print(shown, file=self._stream, flush=True)
+                print(text, file=self._stream, flush=True)
         try:
             if self.log is not None:
                 with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
@@ -117,8 +120,8 @@ class Report:
                 if self._live is None:
                     self._live = Live(console=self._console, auto_refresh=False, transient=True)
                     self._live.start()
-                text = self._console.render_str(self._encodable(line))
-                text.overflow = "crop" if self._console.options.ascii_only else "ellipsis"
+                text = self._console.render_str(line)
+                text.overflow = "crop"
                 self._live.update(text, refresh=True)
         else:
             self.line(line)
@@ -136,11 +139,6 @@ class Report:
         if live is not None:
             with self._stream_may_end():
                 live.stop()
-
-    def _encodable(self, text: str) -> str:
-        """Returns the text with escapes for characters that the stream cannot encode."""
-        encoding = getattr(self._stream, "encoding", None) or "utf-8"
-        return text.encode(encoding, "backslashreplace").decode(encoding)
 
     @contextmanager
     def _stream_may_end(self) -> Iterator[None]:
