@@ -1,14 +1,14 @@
 """Reads examples in processes, which share the work of each batch.
 
-    indices of a batch  ->  chunks  ->  chunk k to process k % N  ->  arrays of that batch
+    indices of a batch  ->  a part for each of N processes  ->  their arrays, joined in order
 
-Batches are bit-identical for any number of processes, because chunks are joined in their order.
+Batches are bit-identical for any number of processes, because parts are joined in their order.
 Processes are spawned, not forked: TensorFlow's threads would not survive a fork.
 """
 
-import itertools
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 from collections import deque
@@ -22,8 +22,7 @@ import numpy as np
 from towers.app.named import one_line
 from towers.app.reading.examples import Source
 
-_MOST_AT_ONCE = 512  # indices in a chunk: several chunks fit into a pipe, so that `ask` never waits
-_AHEAD = 2  # chunks that each process is asked for in advance
+_AHEAD = 2  # batches that the processes are asked for in advance
 
 Arrays = list[np.ndarray]
 
@@ -34,7 +33,7 @@ class Readers:
     def __init__(self, source: Source, num_processes: int) -> None:
         self._source, self._num_processes = source, num_processes
         self._readers: list[_Reader] = []
-        self._asked: deque[tuple[_Reader, np.ndarray | None]] = deque()
+        self._asked: deque[np.ndarray] = deque()  # batches that are not received yet
 
     def read(self, batches: Iterable[np.ndarray]) -> Iterator[tuple[np.ndarray, Arrays]]:
         """Yields, for each batch of B indices, the indices and an array for each leaf.
@@ -45,18 +44,19 @@ class Readers:
         if not self._readers:
             count = self._num_processes
             self._readers = [_Reader(self._source, count) for _ in range(count)]
-        parts: list[Arrays] = []
+        while self._asked:  # answers to an abandoned iteration
+            with suppress(ValueError):
+                self._receive()
         try:
-            while self._asked:  # answers to an abandoned iteration
-                self._asked.popleft()[0].answer()
-            chunks = _chunks(batches, len(self._readers))
-            for reader, (indices, batch) in zip(itertools.cycle(self._readers), chunks):
-                reader.ask(indices)
-                self._asked.append((reader, batch))
-                if len(self._asked) >= _AHEAD * len(self._readers):
-                    yield from self._received(parts)
+            for batch in batches:
+                parts = np.array_split(batch[batch >= 0], len(self._readers))
+                for reader, part in zip(self._readers, parts, strict=True):
+                    reader.ask(part)
+                self._asked.append(batch)
+                if len(self._asked) >= _AHEAD:
+                    yield self._receive()
             while self._asked:
-                yield from self._received(parts)
+                yield self._receive()
         except ValueError:
             self.close()  # the next iteration begins with new readers
             raise
@@ -68,32 +68,18 @@ class Readers:
         self._readers = []
         self._asked.clear()
 
-    def _received(self, parts: list[Arrays]) -> Iterator[tuple[np.ndarray, Arrays]]:
-        """Adds the next chunk to the parts of its batch; yields the batch when it is complete."""
-        reader, batch = self._asked.popleft()
-        answer = reader.answer()
-        if isinstance(answer, str):
-            raise ValueError(answer)
-        parts.append(answer)
-        if batch is not None:
-            yield batch, [np.concatenate(leaf) for leaf in zip(*parts, strict=True)]
-            parts.clear()
-
-
-def _chunks(
-    batches: Iterable[np.ndarray], num_readers: int
-) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-    """Yields the indices of each chunk, with all indices of its batch after the last chunk."""
-    for batch in batches:
-        read = batch[batch >= 0]
-        count = min(len(read), max(num_readers, -(-len(read) // _MOST_AT_ONCE)))
-        *parts, last = np.array_split(read, count)
-        yield from ((part, None) for part in parts)
-        yield last, batch
+    def _receive(self) -> tuple[np.ndarray, Arrays]:
+        """Returns the oldest batch asked for. Raises ValueError if an example cannot be read."""
+        batch = self._asked.popleft()
+        answers = [reader.answer() for reader in self._readers]
+        for answer in answers:
+            if isinstance(answer, str):
+                raise ValueError(answer)
+        return batch, [np.concatenate(leaf) for leaf in zip(*answers, strict=True)]
 
 
 class _Reader:
-    """Reads chunks in a process, which ends with this one, or when its connection is closed."""
+    """Reads parts of batches in a process, which ends with this one, or when it is closed."""
 
     def __init__(self, source: Source, num_processes: int) -> None:
         self._where = source.where
@@ -121,15 +107,10 @@ class _Reader:
             self._connection.send(indices)
 
     def answer(self) -> Arrays | str:
-        """Returns the arrays of the oldest chunk asked for, or the message of an error."""
+        """Returns the arrays of the oldest part asked for, or the message of an error."""
         try:
-            answer = self._connection.recv()
-            if isinstance(answer, str):
-                return answer
-            arrays = [np.empty(shape, dtype) for shape, dtype in answer]
-            for array in arrays:
-                self._connection.recv_bytes_into(_bytes(array))
-            return arrays
+            answer: Arrays | str = self._connection.recv()
+            return answer
         except (EOFError, OSError):
             self._process.join()
             code, index = self._process.exitcode or 0, self._index.value
@@ -146,31 +127,22 @@ class _Reader:
 
 
 def _serve(source: Source, connection: Any, current: Any) -> None:
-    """Runs in a process: reads and sends the arrays of each chunk until it is killed."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
+    """Runs in a process: reads and sends the arrays of each part until it is killed."""
     for number in (signal.SIGINT, signal.SIGHUP):  # the training process alone handles these
         signal.signal(number, signal.SIG_IGN)
+    asked: queue.SimpleQueue[np.ndarray] = queue.SimpleQueue()
 
-    def end_with_parent() -> None:
-        parent.join()
-        os._exit(1)  # even while the source hangs
+    def receive() -> None:
+        with suppress(EOFError, OSError):
+            while True:
+                asked.put(connection.recv())
+        os._exit(1)  # the training process has ended; this one ends even while the source hangs
 
-    threading.Thread(target=end_with_parent, daemon=True).start()
-    begin = partial(setattr, current, "value")
-    with suppress(EOFError, OSError):  # the training process has ended
+    # The thread receives while arrays are sent, so that neither process waits for the other.
+    threading.Thread(target=receive, daemon=True).start()
+    with suppress(OSError):  # the training process has ended
         while True:
-            indices = connection.recv()
             try:
-                arrays = source.read(indices, begin)
+                connection.send(source.read(asked.get(), partial(setattr, current, "value")))
             except ValueError as error:
                 connection.send(str(error))
-                continue
-            # Arrays go as raw bytes: pickle would copy them twice.
-            connection.send([(array.shape, array.dtype) for array in arrays])
-            for array in arrays:
-                connection.send_bytes(_bytes(array))
-
-
-def _bytes(array: np.ndarray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
