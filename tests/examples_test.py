@@ -185,7 +185,7 @@ for path in sys.argv[1:]:
     command_line.parse_flags(["sweep.py", f"--flagfile={path}"])
     given = flags.FLAGS
     cells = make_cells(
-        given.model, given.dropout, given.batch_sizes, given.gpu_counts, TrainConfig()
+        given.model, given.batch_sizes, given.gpu_counts, TrainConfig()
     )
     print(json.dumps([len(cells), given.model, given.dataset, given.epochs]))
 """

@@ -24,7 +24,7 @@ FLAGS = """
     num_gpus logical_gpus num_towers accumulate device variable_device strategy gpus_per_tower
     stages batch_size batch_size_per_gpu jit_compile cpu_threads worker_timeout hang_timeout
     epochs max_steps optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
-    ema class_weight dropout batch_norm freeze init_from seed precision
+    ema class_weight batch_norm freeze init_from seed precision
     deterministic nonfinite run_dir resume trust_run_dir checkpoint_every monitor monitor_mode
     callbacks early_stopping tensorboard histograms noise_scale verify_gradients profile plan export
 """.split()

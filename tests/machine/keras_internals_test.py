@@ -58,16 +58,6 @@ def test_calls_wrapped():
     assert called == [(layer, 0), (layer, 1)]
 
 
-def test_give_seed_generator():
-    dropout = L.Dropout(0.0)
-    model = keras.Sequential([keras.Input((1000,)), dropout])
-    assert not model.variables
-    keras_internals.give_seed_generator(dropout, 7)
-    assert [v is dropout.seed_generator.state for v in model.variables] == [True]
-    dropout.rate = 0.5
-    assert 400 < np.count_nonzero(model(np.ones([1, 1000]), training=True)) < 600
-
-
 def test_noise_left_out():
     random, layer, seed = keras.random, L.Dropout(0.5), keras.random.SeedGenerator(1)
     draws = [

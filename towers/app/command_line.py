@@ -27,7 +27,7 @@ MOST_USED = (
 ).split()
 GROUPS = {  # NAME in --help=NAME -> (title, flags)
     name: (title, members.split()) for name, title, members in (
-        ("model", "Model", "model init_from freeze dropout precision"),
+        ("model", "Model", "model init_from freeze precision"),
         ("data", "Data", "dataset data_dir image_size features data_workers "
          "shuffle_buffer augment class_weight"),
         ("optimization", "Optimization", "epochs max_steps batch_size batch_size_per_gpu optimizer "

@@ -157,8 +157,6 @@ class TrainConfig:
     class_weight: str | None = text(None, "The weight of the examples of each class in the loss, "
         "as in Keras' fit: 0:1,1:5 (other classes weigh 1), or balanced, which makes all classes "
         "count equally. Default: all weigh 1.")
-    dropout: float | None = fraction(None, "The rate of every Dropout layer. Default: the model's "
-        "own rates.")
     batch_norm: str | None = choice(None, choices.BATCH_NORM, "How the towers' BatchNormalization "
         "statistics become one. Default: average, with a warning if such a layer is trained.")
     freeze: str | None = text(None, "A regular expression, such as ^(conv1|bn)/. A layer is "

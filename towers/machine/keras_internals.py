@@ -81,13 +81,6 @@ def calls_wrapped(
         yield
 
 
-def give_seed_generator(layer: keras.layers.Layer, seed: int | None) -> None:
-    """Gives a built layer, which accepts no new state, the `seed_generator` that it lacks."""
-    layer._tracker.unlock()
-    layer.seed_generator = keras.random.SeedGenerator(seed)
-    layer._tracker.lock()
-
-
 @contextmanager
 def noise_left_out() -> Iterator[None]:
     """Inside the context, Keras draws constants, not random numbers, and dropout keeps all."""

@@ -1,4 +1,4 @@
-"""Changes a built model before training: frozen layers, dropout rates, values of a saved model."""
+"""Changes a built model before training: frozen layers, and the values of a saved model."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ import keras
 
 from towers.app.config import TrainConfig
 from towers.app.models import load_file
-from towers.machine.keras_internals import all_layers, give_seed_generator
+from towers.machine.keras_internals import all_layers
 
 
 def freeze(model: keras.Model, pattern: str) -> str:
@@ -38,42 +38,6 @@ def freeze(model: keras.Model, pattern: str) -> str:
         raise ValueError(f"freeze ({pattern!r}) leaves no variable to train.")
     count = sum(v.value.shape.num_elements() for v in frozen)
     return f"{len(frozen)} of {len(before)} trainable variables frozen, {count:,} parameters"
-
-
-_DROPOUT_LAYERS = (  # spatial dropout layers are subclasses of Dropout
-    keras.layers.Dropout, keras.layers.AlphaDropout, keras.layers.GaussianDropout
-)
-_ATTENTION_LAYERS = (keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
-
-
-def set_dropout(model: keras.Model, rate: float) -> None:
-    """Sets the rate of every Dropout layer of a built model that is not yet traced.
-
-    It also sets `dropout` and `recurrent_dropout` of recurrent layers where they are above 0. It
-    keeps a `recurrent_dropout` of 0, because Keras uses cuDNN only without it.
-    """
-    layers = all_layers(model)
-    # If its rate was 0, an attention layer never calls the Dropout layer that it has made.
-    unused = {
-        id(inner) for layer in layers if isinstance(layer, _ATTENTION_LAYERS) and not layer.dropout
-        for inner in all_layers(layer)
-    }
-    is_found = False
-    for layer in layers:
-        if isinstance(layer, _DROPOUT_LAYERS) and id(layer) not in unused:
-            is_found, layer.rate = True, rate
-            if rate > 0 and not hasattr(layer, "seed_generator"):  # made with a rate of 0
-                give_seed_generator(layer, layer.seed)
-        elif hasattr(layer, "get_dropout_mask"):  # recurrent cells have no public base class
-            for name in ("dropout", "recurrent_dropout"):
-                if getattr(layer, name):
-                    is_found = True
-                    setattr(layer, name, rate)
-    if not is_found:
-        raise ValueError(
-            f"dropout ({rate}) has no effect: model {model.name!r} has no Dropout layer. Leave "
-            "it out, or choose another `model`."
-        )
 
 
 def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -> list[str]:

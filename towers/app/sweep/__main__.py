@@ -32,8 +32,6 @@ def define_flags() -> None:
     flags.DEFINE_list("model", ["cnn"], "Models, as --model of train.py takes them. The default "
                       "trains in minutes.")
     flags.DEFINE_alias("models", "model")
-    flags.DEFINE_list("dropout", [], "Rates of every Dropout layer. Default: the models' own.")
-    flags.DEFINE_alias("dropouts", "dropout")
     flags.DEFINE_list("batch_sizes", ["64", "128", "256", "512"], "Global batches: examples of one "
                       "update, over all towers. Default: around 128, train.py's.")
     flags.DEFINE_list("gpu_counts", ["1", "2"], "How many devices run towers; logical CPU devices "
@@ -43,7 +41,7 @@ def define_flags() -> None:
     flags.DEFINE_integer("epochs", None, "Passes over the training data. Default: 1; with "
                          "--max_steps as many as these take, at most train.py's 12.", 1)
     flags.DEFINE_string("out_dir", None, "Directory of the sweep: new, empty, or of the same sweep "
-                        "to continue; more models, dropouts, batches and GPU counts may be "
+                        "to continue; more models, batches and GPU counts may be "
                         "added. Default: runs/sweep-<models>-<dataset>.")
     flags.DEFINE_boolean("retry_failed", False, "Run failed cells again. Off by default: what a "
                          "machine lacks it still lacks.")
@@ -57,7 +55,7 @@ def sweep(argv: list[str]) -> int:
     epochs = given.epochs or (1 if given.max_steps is None else TrainConfig.epochs)
     values: dict[str, Any] = {name: given[name].value for name in (*_SHARED, "num_towers")}
     shared = TrainConfig(epochs=epochs, **values)
-    cells = make_cells(given.model, given.dropout, given.batch_sizes, given.gpu_counts, shared)
+    cells = make_cells(given.model, given.batch_sizes, given.gpu_counts, shared)
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
     out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir).expanduser()
     rows = run_sweep(cells, shared, out_dir, retry_failed=given.retry_failed)

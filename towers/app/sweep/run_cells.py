@@ -1,7 +1,7 @@
-"""Runs every cell of a sweep, model x dropout x global batch x GPU count, as a new train.py.
+"""Runs every cell of a sweep, model x global batch x GPU count, as a new train.py.
 
 OUT_DIR/
-    sweep.json   the cells' settings; models, dropouts, batches and GPU counts may be added
+    sweep.json   the cells' settings; models, batches and GPU counts may be added
     sweep.csv    a row for each cell; a cell with a row is not run again
     sweep.png    the picture
     cells/       a run directory for each cell, such as cells/cnn-batch128-gpus2/
@@ -40,17 +40,16 @@ SETTINGS, TABLE, CHART = "sweep.json", "sweep.csv", "sweep.png"
 
 
 def make_cells(
-    models: Sequence[str], dropouts: Sequence[str], batch_sizes: Sequence[str],
-    gpu_counts: Sequence[str], shared: TrainConfig,
+    models: Sequence[str], batch_sizes: Sequence[str], gpu_counts: Sequence[str],
+    shared: TrainConfig,
 ) -> dict[Row, TrainConfig]:
     """Returns all cells in running order: the row without figures -> the run's configuration.
 
-    The lists hold the texts of flags. Without `dropouts`, each model keeps its dropout rates.
+    The lists hold the texts of flags.
     """
     whole = "whole numbers from 1 on"
     axes = [
         _parsed("model", models, str, "names", "cnn,mlp"),
-        _parsed("dropout", dropouts, float, "numbers", "0,0.25") if dropouts else [None],
         _parsed("batch_sizes", batch_sizes, int, whole, "64,128,256"),
         _parsed("gpu_counts", gpu_counts, int, whole, "1,2,4,8"),
     ]
@@ -61,12 +60,11 @@ def make_cells(
             f"whose devices would have no tower. Use num_towers={most} or more."
         )
     cells = {}
-    for model, dropout, batch_size, num_gpus in itertools.product(*axes):
-        label = model if dropout is None else f"{model} dropout={dropout:g}"
+    for model, batch_size, num_gpus in itertools.product(*axes):
         towers = shared.num_towers or num_gpus
-        row = Row(label, batch_size, -(-batch_size // towers), num_gpus, towers)
+        row = Row(model, batch_size, -(-batch_size // towers), num_gpus, towers)
         cells[row] = dataclasses.replace(
-            shared, model=model, dropout=dropout, batch_size=batch_size, num_gpus=num_gpus,
+            shared, model=model, batch_size=batch_size, num_gpus=num_gpus,
             noise_scale=shared.noise_scale and towers > 1,
         )
     return cells

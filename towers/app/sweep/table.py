@@ -16,7 +16,7 @@ from towers.resume.run_dir import write_text
 class Row(NamedTuple):
     """Holds one cell; None is an empty field. A failed cell has the first five and its error."""
 
-    model: str  # with the dropout rate if the sweep gives one: "cnn dropout=0.25"
+    model: str
     batch_size: int  # the global batch
     per_tower_batch: int  # the largest shard of the global batch
     num_gpus: int  # devices that ran towers; logical CPU devices if there is no GPU

@@ -15,7 +15,7 @@ from towers.app.datasets.image_folder import describe_shape
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.datasets.weighting import weighed
 from towers.app.named import one_line
-from towers.app.recipe.model_changes import freeze, set_dropout, take_values
+from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
 from towers.machine import devices as devices_lib, places
@@ -153,8 +153,6 @@ def _prepare_model(
         the directory where relative paths begin. optimizer: the name of the model's default one.
     """
     notes = []
-    if config.dropout is not None:
-        set_dropout(model, config.dropout)
     if config.init_from is not None:
         notes += take_values(model, config, begun)
     if config.freeze is not None:
