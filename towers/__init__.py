@@ -14,8 +14,7 @@ if TYPE_CHECKING:
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.workers.workers import join_workers
-    from towers.parallel.hang_timeout import HangTimeout
-    from towers.parallel.noise_scale import NoiseScale
+    from towers.parallel.fit_options import HangTimeout, NoiseScale
     from towers.parallel.parallel_model import make_parallel
     from towers.resume.resume import Resume
     from towers.step import TowerStep
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "HangTimeout": "towers.parallel.hang_timeout", "NoiseScale": "towers.parallel.noise_scale",
+    "HangTimeout": "towers.parallel.fit_options", "NoiseScale": "towers.parallel.fit_options",
     "Resume": "towers.resume.resume", "TowerStep": "towers.step",
     "TrainConfig": "towers.app.config", "datasets": "towers.datasets",
     "digest": "towers.step.state", "gather": "towers.step.gathering",

@@ -26,7 +26,7 @@ FLAGS = """
     epochs max_steps optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
     ema class_weight batch_norm freeze init_from seed precision
     deterministic nonfinite run_dir resume trust_run_dir checkpoint_every monitor monitor_mode
-    callbacks early_stopping tensorboard histograms noise_scale verify_gradients profile plan export
+    callbacks early_stopping tensorboard noise_scale verify_gradients profile plan export
 """.split()
 WRONG = {
     "num_gpus": [0, -1, "two", True, 100_000], "num_towers": [0, "auto", 10**9],
@@ -56,7 +56,6 @@ def test_a_value_that_makes_no_sense_is_refused_by_name_value_and_what_it_must_b
     ({"batch_size": 8, "batch_size_per_gpu": 8}, ".* give only one of them"),
     ({"logical_gpus": 8, "device": "cpu"}, r"logical_gpus \(8\) divides GPUs, and device=cpu"),
     ({"strategy": "async"}, "strategy=async: towers is synchronous"),
-    ({"histograms": True}, "`histograms` needs `tensorboard`"),
     ({"init_from": ""}, "`init_from` is empty"),
     ({"class_weight": {0: -1}}, r"class_weight \('\{0: -1\}'\) must be balanced, or"),
 ])

@@ -38,7 +38,7 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
          "worker_timeout devices plan"),
         ("saving", "Saving and resuming", "run_dir resume trust_run_dir checkpoint_every "
          "hang_timeout monitor monitor_mode callbacks"),
-        ("reports", "Reports", "tensorboard histograms noise_scale profile verify_gradients"),
+        ("reports", "Reports", "tensorboard noise_scale profile verify_gradients"),
         ("after", "After training", "evaluate predict out export"),
     )
 }

@@ -18,7 +18,8 @@ SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 _ON_THE_MACHINE = Role.FREE | Role.LOCAL
 # Fields of older config.json files, without which results stay the same.
 _RETIRED = {
-    "data_timeout", "export_pixels", "inline_towers", "pack_transfers", "prefetch_to_devices",
+    "data_timeout", "export_pixels", "histograms", "inline_towers", "pack_transfers",
+    "prefetch_to_devices",
 }
 
 
@@ -201,8 +202,6 @@ class TrainConfig:
     tensorboard: bool = switch(False, "Writes the scalars of each epoch to tensorboard/ in the "
         "run's directory. Off by default, because results.csv and results.png hold them.",
         _ON_THE_MACHINE)
-    histograms: bool = switch(False, "With `tensorboard`, writes histograms of the parameters each "
-        "epoch. Off by default, because they take time and space.", _ON_THE_MACHINE)
 
     noise_scale: bool = switch(False, "Adds the gradient noise scale to the results: the batch "
         "size at which half of the examples are wasted. It needs two towers. Off by default, "
@@ -250,8 +249,6 @@ class TrainConfig:
             )
         if self.strategy == choices.ASYNC:
             raise ValueError(choices.ASYNC_REFUSED)
-        if self.histograms and not self.tensorboard:
-            raise ValueError("`histograms` needs `tensorboard`, which shows them.")
 
     def global_batch_size(self, num_devices: int) -> int:
         """Returns the number of examples in one update if `num_devices` devices run towers."""

@@ -91,10 +91,7 @@ def identity(config: TrainConfig) -> dict[str, Any]:
 def check_modules(
     config: TrainConfig, given: Mapping[str, Any], directory: Path, argument: str
 ) -> None:
-    """Raises ValueError if the process is in the run's directory, and config.json names a module.
-
-    The import would run the code of whoever wrote the directory.
-    """
+    """Raises ValueError if the process is in the run's directory and config.json names a module."""
     is_inside = places.here().resolve().is_relative_to(directory.resolve())
     if given.get("trust_run_dir") or not is_inside:
         return

@@ -98,13 +98,17 @@ class Watch:
     leave: Callable[[], None] = lambda: None
 
     def __enter__(self) -> None:
+        def stop(number: int, frame: FrameType | None) -> None:  # as Ctrl-Z does; this is no hang
+            faulthandler.cancel_dump_traceback_later()
+            os.kill(os.getpid(), signal.SIGSTOP)
+
         now.known.clear()
         now.doing = _Doing()
         now.watchers += 1
         self._main, self._ended = threading.get_ident(), threading.Event()
         is_free = threading.current_thread() is threading.main_thread() and (
             signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL)
-        self._on_stop = signal.signal(signal.SIGTSTP, _stop) if is_free else None
+        self._on_stop = signal.signal(signal.SIGTSTP, stop) if is_free else None
         self._thread = threading.Thread(target=self._run, daemon=True, name="towers-hang")
         self._thread.start()
 
@@ -156,12 +160,6 @@ class Watch:
             thread.start()
             thread.join(2)
         os._exit(HUNG)
-
-
-def _stop(number: int, frame: FrameType | None) -> None:
-    """Stops the process, as Ctrl-Z does; the time until it continues is no hang."""
-    faulthandler.cancel_dump_traceback_later()
-    os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def stands_in(thread: int) -> str:

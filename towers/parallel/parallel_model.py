@@ -24,12 +24,11 @@ from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
 from towers.machine.words import plural
 from towers.parallel.fresh_copies import with_fresh_copies
-from towers.parallel.hang_timeout import HangTimeout
+from towers.parallel.fit_options import HangTimeout, NoiseScale
 from towers.parallel.model_state import (
     STATE, Towers, drop_iterator, forget_functions, parameter_device_of, take_over, towers_of,
 )
 from towers.parallel.model_steps import PlacedBatches, make_function, prepare_training, run_step
-from towers.parallel.noise_scale import NoiseScale
 from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks

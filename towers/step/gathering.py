@@ -116,8 +116,7 @@ def _moments(
 
         mean = sum(w * x) / W            variance = sum(w * (x - mean)^2) / W
         d mean / d x_i = w_i / W         d variance / d x_i = 2 * w_i / W * (x_i - mean - offset)
-
-    offset = sum(w * (x - mean)) / W = epsilon * mean / W; without a mask, it is 0.
+        offset = sum(w * (x - mean)) / W = epsilon * mean / W, or 0 without a mask
     """
     axes = [i for i in range(inputs.shape.rank) if i != axis % inputs.shape.rank]
     shape = [1 if i in axes else -1 for i in range(inputs.shape.rank)]

@@ -170,15 +170,14 @@ def values_of(directory, tag):
             for event in read(directory).Tensors(tag)]
 
 
-def test_a_runs_epochs_are_in_the_log_with_their_values_and_histograms(tmp_path):
-    history = towers.train(config(run_dir="run", epochs=2, tensorboard=True, histograms=True))
+def test_a_runs_epochs_are_in_the_log_with_their_values(tmp_path):
+    history = towers.train(config(run_dir="run", epochs=2, tensorboard=True))
     log = tmp_path / "run" / "tensorboard"
     for part, prefix in ("train", ""), ("validation", "val_"):
         for name in "loss", "accuracy":
             steps, found = zip(*values_of(log / part, f"epoch_{name}"), strict=True)
             assert steps == (0, 1)
             np.testing.assert_allclose(found, history[prefix + name], rtol=1e-6)
-    assert any("kernel" in tag for tag in read(log / "train").Tags()["tensors"])
 
 
 def test_a_full_disk_is_one_warning_in_a_fit_too(tmp_path):

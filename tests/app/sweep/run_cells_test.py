@@ -53,7 +53,7 @@ def test_what_no_run_could_have_is_an_error_that_names_it(change, message):
 
 def sweep(path, text, shared=TrainConfig(), gpu_counts=("1", "2"), **options):
     """The rows of a sweep in a directory; `text` is the script that plays train.py."""
-    cells = make_cells(["cnn"], [], ["64"], gpu_counts, shared)
+    cells = make_cells(["cnn"], ["64"], gpu_counts, shared)
     return run_sweep(cells, shared, path, [sys.executable, "-c", text], **options)
 
 
@@ -74,10 +74,9 @@ def test_a_failed_cell_is_a_row_and_the_sweep_goes_on(text, expected, tmp_path, 
     assert "Advice    No cell could run: " in capsys.readouterr().out
 
 
-def test_cells_with_a_row_are_not_run_again_unless_they_failed_and_shall_be(tmp_path):
+def test_cells_with_a_row_are_not_run_again(tmp_path):
     text = f"open({str(tmp_path / 'log')!r}, 'a').write('x')\n1 / 0"
-    for options, runs in (({}, 2), ({}, 2), ({"gpu_counts": ("1", "2", "3")}, 3),
-                          ({"retry_failed": True}, 5)):
+    for options, runs in (({}, 2), ({}, 2), ({"gpu_counts": ("1", "2", "3")}, 3)):
         sweep(tmp_path / "out", text, **options)
         assert len((tmp_path / "log").read_text()) == runs
 

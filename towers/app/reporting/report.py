@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from rich.console import Console
-from rich.highlighter import RegexHighlighter
 from rich.live import Live
 
 from towers.app.command_line import as_flags, train_command
@@ -35,16 +34,6 @@ _SECONDS_BETWEEN_LINES = 10.0
 _PACKAGE = str(Path(__file__).parents[2])
 
 
-class _Colors(RegexHighlighter):
-    """Colors labels, warnings, the bar and the best epoch on a terminal."""
-
-    highlights = [
-        r"^(?P<bold>Epoch +\d+/\d+|towers [\d.]+|\w+( x \w+)?(?=  ))",
-        r"^(?P<yellow>Warning)(?=  )",
-        r"(?P<green>(?<=\[)=+|\(best\)$)",
-    ]
-
-
 class Report:
     """Writes colored lines to a terminal or plain lines to a pipe, and all lines to log.txt.
 
@@ -63,7 +52,7 @@ class Report:
                 self._stream.reconfigure(errors="backslashreplace")
         if self._stream is not None and self._stream.isatty():
             console = Console(
-                file=self._stream, highlighter=_Colors(), markup=False, emoji=False, soft_wrap=True
+                file=self._stream, highlight=False, markup=False, emoji=False, soft_wrap=True
             )
             if console.is_terminal and not console.is_dumb_terminal:
                 self._console = console
@@ -77,7 +66,7 @@ class Report:
         text = self._prefix.sub("", text)
         with self._stream_may_end():
             if self._console is not None:
-                self._console.print(text)
+                self._console.print(text, style="yellow" if text.startswith("Warning") else None)
             elif self._stream is not None:
                 print(text, file=self._stream, flush=True)
         try:

@@ -32,14 +32,11 @@ _WRITES = ("on_train_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on
 class TensorBoardLog(keras.callbacks.TensorBoard):
     """Writes Keras' log of epochs; if it cannot be written any more, it warns and stops.
 
-    An epoch that a resumed run repeats appears twice in the log, with equal values. `histograms`
-    adds histograms of the parameters after each epoch.
+    An epoch that a resumed run repeats appears twice in the log, with equal values.
     """
 
-    def __init__(
-        self, directory: Path, warn: Callable[[str], None], histograms: bool = False
-    ) -> None:
-        super().__init__(str(directory), histogram_freq=int(histograms), write_graph=False)
+    def __init__(self, directory: Path, warn: Callable[[str], None]) -> None:
+        super().__init__(str(directory), write_graph=False)
         self._tell: Callable[[str], None] | None = warn
         for moment in _WRITES:
             setattr(self, moment, partial(self._written, getattr(self, moment)))

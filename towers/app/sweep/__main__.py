@@ -43,8 +43,6 @@ def define_flags() -> None:
     flags.DEFINE_string("out_dir", None, "Directory of the sweep: new, empty, or of the same sweep "
                         "to continue; more models, batches and GPU counts may be "
                         "added. Default: runs/sweep-<models>-<dataset>.")
-    flags.DEFINE_boolean("retry_failed", False, "Run failed cells again. Off by default: what a "
-                         "machine lacks it still lacks.")
 
 
 def sweep(argv: list[str]) -> int:
@@ -58,7 +56,7 @@ def sweep(argv: list[str]) -> int:
     cells = make_cells(given.model, given.batch_sizes, given.gpu_counts, shared)
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
     out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir).expanduser()
-    rows = run_sweep(cells, shared, out_dir, retry_failed=given.retry_failed)
+    rows = run_sweep(cells, shared, out_dir)
     return command_line.OTHER_FAILURE if all(row.error for row in rows) else 0
 
 

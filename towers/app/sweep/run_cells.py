@@ -86,17 +86,15 @@ def _parsed(argument: str, texts: Sequence[str], kind: Any, what: str, example: 
 
 def run_sweep(
     cells: Mapping[Row, TrainConfig], shared: TrainConfig, out_dir: Path,
-    train: Sequence[str] = (sys.executable, "-m", "towers"), retry_failed: bool = False,
+    train: Sequence[str] = (sys.executable, "-m", "towers"),
 ) -> list[Row]:
     """Runs cells that have no row in `out_dir` by the command `train`; returns sweep.csv's rows."""
     with _opened(out_dir, shared):
-        again = {cell.key for cell in cells if retry_failed}
-        before = table.read_table(out_dir / TABLE)
-        rows = {row.key: row for row in before if not (row.error and row.key in again)}
+        rows = {row.key: row for row in table.read_table(out_dir / TABLE)}
         left = [cell for cell in cells if cell.key not in rows]
         failed = sum(bool(rows[cell.key].error) for cell in cells if cell.key in rows)
         show(f"towers {'.'.join(__version__.split('.')[:2])} | sweep: {out_dir}")
-        hint = f", {failed} failed before (--retry_failed runs them again)"
+        hint = f", {failed} failed before (remove a row from {TABLE} to run it again)"
         show(f"Cells     {len(cells)}, {len(left)} to run{hint if failed else ''}")
         began = time.monotonic()
         for number, cell in enumerate(left, 1):
