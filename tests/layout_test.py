@@ -1,4 +1,4 @@
-"""The house: folders that build on each other in one direction, tests in the same places."""
+"""The folders of the package import each other in one direction; tests lie in the same folders."""
 
 import ast
 import graphlib
@@ -10,20 +10,20 @@ PACKAGE = ROOT / "towers"
 # The library's folders: each imports itself and those before it. `machine` joins the workers that
 # the environment names before it counts devices.
 LIBRARY = ("workers", "machine", "graph", "step", "custom_step", "resume", "parallel")
-BESIDE = {"workers": ("machine",)}  # and these
-# The folders and modules of app/, likewise; they import the library, which imports none of them.
+BESIDE = {"workers": ("machine",)}  # further folders that a folder may import
+# The folders and modules of app/, in such an order, too. The library imports none of them.
 APP = (
     "named", "class_weight", "fields", "config", "help", "command_line", "continued", "models",
     "reading",
     "datasets", "recipe", "training", "reporting", "loop", "diagnosis", "after_training", "run",
     "__main__", "child_process", "sweep", "launch",
 )
-DOORS = ("__init__", "__main__", "datasets", "models", "launch")  # names and commands
+ENTRY_POINTS = ("__init__", "__main__", "datasets", "models", "launch")  # names and commands
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
 def imported(path):
-    """The modules of towers that a file imports: ("step", "sharding"), ("config",), ..."""
+    """Returns the modules of towers that a file imports: ("step", "sharding"), ("config",), ..."""
     found = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
@@ -40,19 +40,24 @@ def imported(path):
 
 
 def allowed(parts):
-    """What a module may import: the first names, in the library or in app/."""
+    """Returns what a module may import: the first names, in the library or in app/."""
     if parts[0] == "app":
-        room = parts[1] if len(parts) > 1 else "__init__"
-        return {*LIBRARY, *(f"app.{name}" for name in APP[: APP.index(room) + 1])}
-    room = LIBRARY.index(parts[0])
-    return {*LIBRARY[: room + 1], *BESIDE.get(parts[0], ())}
+        place = parts[1] if len(parts) > 1 else "__init__"
+        return {*LIBRARY, *(f"app.{name}" for name in APP[: APP.index(place) + 1])}
+    place = LIBRARY.index(parts[0])
+    return {*LIBRARY[: place + 1], *BESIDE.get(parts[0], ())}
+
+
+def test_no_file_is_longer_than_400_lines():
+    long = [path.name for path in FILES if len(path.read_text(encoding="utf-8").splitlines()) > 400]
+    assert long == []
 
 
 def test_imports_run_downwards_and_the_library_imports_nothing_of_the_application():
     wrong = []
     for path in FILES:
         parts = path.relative_to(PACKAGE).with_suffix("").parts
-        if parts[0] in DOORS or parts[-1] == "__init__" and len(parts) == 2 and parts[0] == "app":
+        if parts[0] in ENTRY_POINTS or parts == ("app", "__init__"):
             continue
         for name, *rest in imported(path):
             full = f"app.{rest[0]}" if name == "app" and rest else name

@@ -20,7 +20,7 @@ The files below tell what a tensor is to the rows of a shard: rows, a mean, a su
     rows.py      walks through the graph, applies the rules, and warns
     rules.py     the table of rules: an operation's facts follow from its inputs' facts
     elements.py  rules of operations that work element by element
-    lists.py     rules of the lists by which loops read and write rows
+    indexing.py  rules of slices and gathers, and of the lists by which loops read and write rows
     facts.py     the facts of a tensor, and their arithmetic
 
 They are optional reading: for a step whose losses are means over rows, the answer is always "mean".

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from towers.graph import elements, lists
-from towers.graph.elements import align, num_scattered_axes, row_by_row
+from towers.graph import elements, indexing
+from towers.graph.elements import align, row_by_row
 from towers.graph.facts import (
     CHOSEN, COMPARES, COUNT, EACH_ROW, MASKED, MIXES, ONE_LENGTH, SHARED, UNKNOWN, Fact, Op,
     has_open_rows, open_axis, sum_over_rows,
@@ -132,7 +132,7 @@ def add_segments(op: Op) -> Fact:
     if fact.axis is None:
         is_sum = not op.type.rstrip("V2").endswith(("Mean", "Max", "Min", "Prod"))
         return sum_over_rows(fact) if is_sum else op.faulty(fact, f"({op.type}) {MIXES}")
-    if is_tensors and fact.axis >= num_scattered_axes(op):
+    if is_tensors and fact.axis >= indexing.num_scattered_axes(op):
         return fact
     # Each value goes to the row that it belongs to.
     if ids.has_rows and ids.numbers == "own" or (
@@ -204,15 +204,15 @@ _TABLE: dict[str, Rule] = {
         op.inputs[0].dtype.is_floating and not op.output.dtype.is_floating) else op.facts[0],
     "RaggedTensorToVariant": lambda op: replace(op.combine(op.facts), each=1),  # a row per example
     "TensorListFromTensor TensorListStack": lambda op: replace(op.facts[0], parts=()),
-    "TensorListReserve EmptyTensorList": lists.reserve,
+    "TensorListReserve EmptyTensorList": indexing.reserve,
     "TensorListLength": lambda op: COUNT if op.facts[0].axis == 0 else SHARED,
-    "TensorListGetItem": lists.get_item,
-    "TensorListSetItem TensorListPushBack": lists.set_item,
-    "StridedSlice Slice": elements.take_slice,
-    "GatherV2": elements.gather,
-    "RaggedGather": elements.gather_ragged,
-    "GatherNd": elements.gather_nd,
-    "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin": elements.overwrite,
+    "TensorListGetItem": indexing.get_item,
+    "TensorListSetItem TensorListPushBack": indexing.set_item,
+    "StridedSlice Slice": indexing.take_slice,
+    "GatherV2": indexing.gather,
+    "RaggedGather": indexing.gather_ragged,
+    "GatherNd": indexing.gather_nd,
+    "TensorScatterUpdate TensorScatterSub TensorScatterMax TensorScatterMin": indexing.overwrite,
     "Where": elements.choose,
     "DynamicPartition": lambda op: replace(
         op.combine(op.facts), numbers=op.facts[0].numbers,
@@ -277,8 +277,6 @@ _NORMALIZATION = "layers/normalization"
 _MASKS = ("NotEqual", "Equal", "Greater")  # they compare elements with the value of padding
 # The value of these for a row depends on the amount of padding after it.
 _OF_LENGTHS = ("Mean", "Max", "Min", "Prod", "Softmax", "LogSoftmax", "While", "StatelessWhile")
-
-
 _BY_INDEX = ("RaggedGather", "Bincount", "DenseBincount")  # these may put rows into another order
 
 

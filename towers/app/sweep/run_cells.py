@@ -43,10 +43,7 @@ def make_cells(
     models: Sequence[str], batch_sizes: Sequence[str], gpu_counts: Sequence[str],
     shared: TrainConfig,
 ) -> dict[Row, TrainConfig]:
-    """Returns all cells in running order: the row without figures -> the run's configuration.
-
-    The lists hold the texts of flags.
-    """
+    """Returns all cells in running order: the row without figures -> the run's configuration."""
     whole = "whole numbers from 1 on"
     axes = [
         _parsed("model", models, str, "names", "cnn,mlp"),
