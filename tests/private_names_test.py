@@ -50,6 +50,7 @@ class Use(NamedTuple):
     line: int
 
 
+@functools.cache
 def uses(tree: ast.AST) -> list[Use]:
     """The private names that a file takes from elsewhere, or binds on something else."""
     return [
@@ -90,6 +91,7 @@ def _texts(nodes: Iterable[ast.AST | None]) -> list[str]:
     return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
 
+@functools.cache
 def bound(tree: ast.AST) -> set[str]:
     """The names that a file binds: its functions, classes and variables, and what `self` gets."""
     names = set()

@@ -1,5 +1,7 @@
 """What a compiled model hands to towers, running metrics, and the gradient noise scale."""
 
+import functools
+
 import keras
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ def batch(*sizes):
 def test_another_optimizer_leaves_all_else_as_it_was():
     model = model_of(("a", 1), loss="mse", metrics=["mae"], weighted_metrics=["mse"])
     compiled.recompile(model, keras.optimizers.Adam(0.25))
+    model.run_eagerly = True
     x, y = np.ones((4, 3)), np.ones((4, 1))
     assert set(model.evaluate(x, y, verbose=0, return_dict=True)) == {"loss", "mae", "mse"}
     assert float(model.optimizer.learning_rate) == 0.25
@@ -39,7 +42,7 @@ def test_a_metric_of_several_numbers_is_an_error_that_names_it(tmp_path):
     """In a run, whose results.csv has a column for it; a step returns them all."""
     model = model_of(("a", 2), loss="mse", metrics=[keras.metrics.F1Score(name="scores")])
     x, y = np.ones((4, 3), "float32"), np.ones((4, 2), "float32")
-    assert towers.TowerStep(model, num_towers=1)(x, y)["scores"].shape == [2]
+    assert towers.TowerStep(model, num_towers=1).test_batch(x, y)["scores"].shape == [2]
     config = towers.TrainConfig(num_gpus=1, device="cpu", run_dir=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"metric 'scores' is of shape \(2,\), but a column"):
         towers.train(config, model=model, train=(x, y))
@@ -94,7 +97,7 @@ def test_a_compiled_model_needs_no_further_arguments():
         "loss": ["mse", "mae"], "loss_weights": [2.0, 3.0], "metrics": [["mae"], ["mse"]],
         "weighted_metrics": [["mse"], []],
     }
-    model, theirs = model_of(*outputs, **options), model_of(*outputs, **options)
+    model, theirs = (model_of(*outputs, **options, run_eagerly=eager) for eager in (False, True))
     theirs.set_weights(model.get_weights())
     step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(1, 2)
     logs = step(x, y, tf.range(4.0))
@@ -109,10 +112,12 @@ def test_a_compiled_model_needs_no_further_arguments():
 def test_arguments_replace_those_of_a_compiled_model():
     model = model_of(("a", 1), loss="mse", metrics=["mse"])
     x, y, _ = batch(1)
-    assert set(towers.TowerStep(model, "adam", num_towers=2)(x, y)) == {"loss", "mse"}
-    assert set(towers.TowerStep(model, loss="mae", num_towers=2)(x, y)) == {"loss"}
-    step = towers.TowerStep(model, metrics=["mae"], num_towers=2)
-    assert set(step(x, y)) == {"loss", "mae"}
+    for arguments, expected in [
+        ({"optimizer": "adam"}, {"loss", "mse"}), ({"loss": "mae"}, {"loss"}),
+        ({"metrics": ["mae"]}, {"loss", "mae"}),
+    ]:
+        step = towers.TowerStep(model, num_towers=2, **arguments)
+        assert set(step.test_batch(x, y)) == expected
 
 
 @pytest.mark.parametrize("given, message", [
@@ -162,13 +167,14 @@ def test_steps_that_a_mask_leaves_out_do_not_count():
 # The gradient noise scale
 
 
-def regression(num_towers=8, **options):
+@functools.cache
+def regression(num_towers=8):
     """A linear model at a distance of DISTANCE in each weight from the data's, at rest."""
     model = keras.Sequential([keras.Input((WIDTH,)), L.Dense(1, use_bias=False)])
     model.set_weights([np.full((WIDTH, 1), DISTANCE)])
     return towers.TowerStep(
         model, keras.optimizers.SGD(0.0), "mse", devices=tower_devices(2, "cpu"),
-        num_towers=num_towers, **{"noise_scale": True, **options},
+        num_towers=num_towers, noise_scale=True,
     )
 
 
@@ -193,7 +199,9 @@ def test_the_noise_scale_of_a_regression_is_that_of_its_covariance(float64):
 
 def test_the_first_steps_count_and_then_every_kth(monkeypatch):
     monkeypatch.setattr(noise_scale, "EVERY", 3)
-    step, rng, counts = regression(2), np.random.default_rng(1), []
+    step, rng, counts = regression(), np.random.default_rng(1), []
+    step.optimizer.iterations.assign(0)
+    step.reset_metrics()
     for i in range(20):
         if i == 18:
             step.reset_metrics()
@@ -241,12 +249,15 @@ class TfNoise(L.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
+MIRRORED = {"strategy": "mirrored", "policy": GPU}
+
+
 @pytest.mark.filterwarnings("ignore:.*XLA runs towers on")
-@pytest.mark.telling("mirrored", "tf.random")
+@pytest.mark.telling("tf.random, mirrored")
 @pytest.mark.parametrize("layer, options", [
-    (L.Dropout, {}), (L.Dropout, {"strategy": "mirrored", "policy": GPU}),
-    (L.Dropout, {"nonfinite": "skip"}), (L.Dropout, {"jit_compile": True}), (TfNoise, {}),
-], ids=["plain", "mirrored", "skip", "xla", "tf.random"])
+    (L.Dropout, {}), (L.Dropout, MIRRORED), (L.Dropout, {"nonfinite": "skip"}),
+    (L.Dropout, {"jit_compile": True}), (TfNoise, {}), (TfNoise, MIRRORED),
+], ids=["plain", "mirrored", "skip", "xla", "tf.random", "tf.random, mirrored"])
 def test_the_noise_scale_changes_no_bit_of_the_weights(layer, options, monkeypatch):
     monkeypatch.setattr(noise_scale, "EVERY", 2)
     monkeypatch.setattr(noise_scale, "FIRST", 2)
@@ -255,8 +266,8 @@ def test_the_noise_scale_changes_no_bit_of_the_weights(layer, options, monkeypat
         keras.utils.set_random_seed(3)
         model = keras.Sequential([
             keras.Input((5,), dtype="int32"), L.Embedding(9, 4), L.Flatten(),
-            layer(0.2) if layer is L.Dropout else layer(), L.Dense(7, activation="relu"),
-            L.Dense(3),
+            L.Dropout(0.2), *([TfNoise()] if layer is TfNoise else []),
+            L.Dense(7, activation="relu"), L.Dense(3),
         ])
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         step = towers.TowerStep(model, keras.optimizers.Adam(0.05, clipnorm=0.1), loss,

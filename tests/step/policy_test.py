@@ -33,10 +33,12 @@ def make_step(policy, **options):
 
 
 @functools.cache
-def graphs_of(policy, options=PLAIN):
+def graphs_of(policy, options, placed):
     """An update as it is traced, and what TensorFlow makes of that for each device."""
     step = make_step(policy, **dict(options))
-    partitions = partition_graphs(lambda: step(*batch(24)))
+    x, y = (tf.constant(part) for part in batch(24))
+    shards = place(step, (x, y, None)) if placed else None
+    partitions = partition_graphs(lambda: step.train_batch(x, y, placed=shards))
     return step.traces[-1].graph, partitions
 
 
@@ -67,14 +69,13 @@ def turns(graph, scope=""):
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_a_tower_waits_only_for_the_previous_one_on_its_device(policy, expected, options):
-    assert turns(graphs_of(policy, options)[0]) == expected
+    assert turns(graphs_of(policy, options, True)[0]) == expected
 
 
 def test_towers_of_evaluation_and_prediction_take_turns_too():
-    step = make_step(GPU)
+    step = make_step(GPU, layers=small_step.plain)
     x, y = batch(24)
-    for method in (lambda: step.test_batch(x, y), lambda: step.predict_batch(x),
-                   lambda: step.gradients(x, y)):
+    for method in (lambda: step.test_batch(x, y), lambda: step.predict_batch(x)):
         method()
         assert turns(step.traces[-1].graph) == TURNS
 
@@ -84,15 +85,10 @@ def test_towers_of_evaluation_and_prediction_take_turns_too():
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, placed):
     """Optimized, as it runs: control edges between devices are transfers there."""
-    partitions = graphs_of(GPU, options)[1]
-    if placed:
-        step = make_step(GPU, **dict(options))
-        x, y = (tf.constant(part) for part in batch(24))
-        shards = place(step, (x, y, None))
-        partitions = partition_graphs(lambda: step.train_batch(x, y, placed=shards))
     sent = {
         (node.attr["send_device"].s.decode()[-5:], node.attr["recv_device"].s.decode()[-5:])
-        for graph in partitions for node in graph.node if node.op in ("_Recv", "_HostRecv")
+        for graph in graphs_of(GPU, options, placed)[1] for node in graph.node
+        if node.op in ("_Recv", "_HostRecv")
     }
     assert {("CPU:0", f"CPU:{i}") for i in (1, 2, 3)} <= sent
     assert {(a, b) for a, b in sent if a != b and "CPU:0" not in (a, b)} == {
@@ -104,7 +100,7 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, pl
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 def test_no_operation_is_left_without_a_device(options):
     """On a machine with GPUs TensorFlow would put it on the first one, with all that it reads."""
-    graph = graphs_of(GPU, options)[0]
+    graph = graphs_of(GPU, options, True)[0]
     follows_its_input = ("Placeholder", "ReadVariableOp", "NoOp", "Const")
     returned = {tensor.op for tensor in graph.outputs}
     assert not [operation.name for operation in graph.get_operations()
@@ -112,11 +108,12 @@ def test_no_operation_is_left_without_a_device(options):
                 and operation not in returned]
 
 
+@pytest.mark.telling("packed")
 @pytest.mark.parametrize("policy, sends", [(UNPACKED, SUMS), (GPU, 1)], ids=["unpacked", "packed"])
 def test_one_sum_of_each_value_reaches_the_parameters_device(policy, sends):
     senders = [
         node.attr["send_device"].s.decode()[-5:]
-        for graph in graphs_of(policy)[1] for node in graph.node
+        for graph in graphs_of(policy, PLAIN, True)[1] for node in graph.node
         if node.op == "_Recv" and node.device.endswith("CPU:0")
         and "_sum/" in node.attr["tensor_name"].s.decode()
     ]

@@ -18,6 +18,10 @@ def dense():
             L.Dropout(0.3), L.Dense(3, activation="softmax")]
 
 
+def plain():
+    return [keras.Input((6,)), L.Dense(3, activation="softmax")]
+
+
 def make_step(num_devices=2, layers=dense, optimizer="adam", **options):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):

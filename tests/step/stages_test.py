@@ -119,18 +119,25 @@ def test_xla_does_not_compile_stages_nor_are_there_copies():
     assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).uses_xla
 
 
-def test_each_device_adds_only_the_gradients_of_its_stage():
-    """The graph: of each variable's gradient, the additions are on its stage's device."""
+def test_a_device_computes_its_own_stage_and_adds_its_gradients():
+    """The graph: one trace, whatever the number of groups; calls and additions by their device."""
     step = towers.TowerStep(
-        chain(5, 6, 7), "sgd", "mse", devices=devices(4), gpus_per_tower=2, num_towers=4,
-        policy=dataclasses.replace(GPU, pack_transfers=False), stages=["dense_1"],
+        chain(5, 6, 7), "sgd", "mse", devices=devices(6), gpus_per_tower=3, num_towers=4,
+        policy=dataclasses.replace(GPU, pack_transfers=False),
     )
     step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
-    graph = step.traces[-1].graph.as_graph_def()
-    nodes = [n for n in graph.node if n.op == "AddV2" and n.name.startswith("sum")]
-    counts = collections.Counter(node.device.rpartition("/device:")[2] for node in nodes)
-    # ((0 1) (2 3)): of dense_0's two gradients three additions; of the loss and the other four
-    assert counts == {"CPU:0": 2 * 2, "CPU:2": 2, "CPU:1": 5 * 2, "CPU:3": 5}
+    calls, additions = {}, collections.Counter()
+    for node in step.traces[-1].graph.as_graph_def().node:
+        if node.name.startswith("tower_") and "PartitionedCall" in node.op:
+            calls.setdefault(node.attr["f"].func.name, []).append(node.device[-5:])
+        elif node.name.startswith("sum") and node.op == "AddV2":
+            additions[node.device[-5:]] += 1
+    first, second, third = (["CPU:0", "CPU:3"], ["CPU:1", "CPU:4"], ["CPU:2", "CPU:5"])
+    places = sorted(sorted(devices) for devices in calls.values())
+    assert places == sorted(sorted(2 * each) for each in (first, first, second, second, third))
+    # ((0 1) (2 3)): of each stage's two gradients three additions; in the last, of the loss, too
+    assert additions == {
+        "CPU:0": 2 * 2, "CPU:3": 2, "CPU:1": 2 * 2, "CPU:4": 2, "CPU:2": 3 * 2, "CPU:5": 3}
 
 
 class Sleeps(L.Layer):
@@ -225,21 +232,6 @@ def test_the_pipeline_is_full(num_stages, num_towers):
         found = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     expected = (num_stages - 1) / (num_towers + num_stages - 1)
     assert expected - 0.01 < found < expected + 0.05
-
-
-def test_a_device_computes_only_its_own_stage():
-    """One trace, whatever the number of groups; every call of it on its stage's device."""
-    model = keras.Sequential([keras.Input((4,)), L.Dense(5), L.Dense(6), L.Dense(7)])
-    step = towers.TowerStep(model, "sgd", "mse", policy=GPU,
-                            devices=[f"/cpu:{i}" for i in range(6)], gpus_per_tower=3, num_towers=4)
-    step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
-    calls = {}
-    for node in step.traces[-1].graph.as_graph_def().node:
-        if node.name.startswith("tower_") and "PartitionedCall" in node.op:
-            calls.setdefault(node.attr["f"].func.name, []).append(node.device[-5:])
-    places = sorted(sorted(devices) for devices in calls.values())
-    first, second, third = (["CPU:0", "CPU:3"], ["CPU:1", "CPU:4"], ["CPU:2", "CPU:5"])
-    assert places == sorted(sorted(2 * each) for each in (first, first, second, second, third))
 
 
 if __name__ == "__main__":
