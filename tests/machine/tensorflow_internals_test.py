@@ -81,6 +81,13 @@ def test_variable_class():
     assert all(hasattr(tensorflow_internals.VARIABLE_CLASS, name) for name in methods)
 
 
+def test_scratch_graph():
+    with tensorflow_internals.SCRATCH_GRAPH("once").as_default():
+        made = tf.Variable(lambda: tf.fill([2], 3.0))
+        assert not hasattr(made + 1.0, "numpy")
+    assert type(made) is tensorflow_internals.VARIABLE_CLASS and made.numpy().tolist() == [3.0, 3.0]
+
+
 def test_replace_input_and_read_instead():
     @tf.function(autograph=False)
     def other_instead(x, other):

@@ -23,6 +23,10 @@ from towers.machine.replaced import replaced
 # class could be taken.
 VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
 
+# A graph for one look, as Keras builds metrics: its variables are initialized at once, outside. A
+# `tf.function` that makes variables is traced twice, and traces a condition for each variable.
+SCRATCH_GRAPH: type = tf.__internal__.FuncGraph
+
 # The spec of a None in a tf.data element; to take the class from an element makes operations.
 NONE_SPEC: type = NoneTensorSpec
 

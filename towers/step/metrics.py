@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from towers.machine import loss_internals
 from towers.machine.loss_internals import loss_tracker
+from towers.machine.tensorflow_internals import SCRATCH_GRAPH
 from towers.step.sharding import batch_size
 from towers.step.structures import one_row
 
@@ -65,15 +66,10 @@ class BatchMetrics:
             return
         model, row = self.model, one_row((x, y, predictions, sample_weight))
         tracks = tracks_outputs(model, predictions)
-
-        def compute() -> dict[str, Any]:
+        with tf.device(self._device), SCRATCH_GRAPH("metrics").as_default():
             if tracks:
                 loss_internals.track_output_losses(model, *row[1:])
-            return model.compute_metrics(*row[:3], sample_weight=row[3])
-
-        with tf.device(self._device):
-            traced = tf.function(compute, autograph=False).get_concrete_function()
-        logs = traced.structured_outputs
+            logs = model.compute_metrics(*row[:3], sample_weight=row[3])
         self.names, self._is_built = list({"loss": None, **logs}), True
         self.need_predictions = tracks or (
             loss_internals.compiled_metrics(model) is not None or reads_inputs(model)
