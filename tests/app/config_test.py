@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import example, given, strategies as st
+from hypothesis import example, given, settings, strategies as st
 
 from tests.loading import refusal
 from towers.app import fields, named
@@ -106,6 +106,7 @@ ANY_JSON = st.recursive(
 )
 
 
+@settings(max_examples=30)
 @given(st.sampled_from(NAMES), ANY_JSON)
 @example("learning_rate", 10**400)
 @example("model", [0] * 10_000)

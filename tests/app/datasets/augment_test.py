@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
 from tests.app.datasets.sources import NUM_CLASSES, Pixels
 from tests.loading import in_each_form, refusal
 from towers.app.datasets import augment as augment_lib
@@ -13,7 +12,7 @@ from towers.app.datasets import batches as input_lib
 from towers.app.datasets import tf_data
 from towers.resume.source import InputOptions
 
-COUNT, SHAPE, CLASSES = 19, (6, 5, 3), 4
+COUNT, SHAPE = 19, (6, 5, 3)
 ME = "tests.app.datasets.augment_test"
 SPEC = tf.TensorSpec((None, *SHAPE))
 
@@ -68,8 +67,8 @@ def test_an_example_is_the_same_in_any_form_of_data_any_batch_and_from_any_step(
     assert by_example(splits["tf.data"], name=name) == expected  # cached
     monkeypatch.setattr(tf_data, "fits", lambda size: size < 4000)
     assert by_example(splits["tf.data"], name=name, shuffle_buffer=3) == expected  # streamed
-    for split in splits.values():
-        rest = by_example(split, name=name, start_step=2, shuffle_buffer=3)
+    for form in "a source", "tf.data":
+        rest = by_example(splits[form], name=name, start_step=2, shuffle_buffer=3)
         assert len(rest) == COUNT - 8 and rest.items() <= expected.items()
 
 
@@ -98,7 +97,7 @@ def test_a_small_image_is_padded_cropped_at_each_offset_and_mirrored():
             crop = padded[down:down + 6, right:right + 5]
             crops[crop.tobytes()] = crops[crop[:, ::-1].tobytes()] = (down, right)
     crop_flip = augment_lib.load("crop_flip", SPEC)
-    found = [crops[crop_flip(x, seed).numpy().tobytes()] for seed in seeds(300)]
+    found = [crops[crop_flip(x, seed).numpy().tobytes()] for seed in seeds(120)]
     assert {down for down, _ in found} == {right for _, right in found} == set(range(9))
 
 
@@ -141,7 +140,7 @@ def test_a_function_that_cannot_augment_or_repeat_is_an_error_of_one_line(name, 
     assert message in refusal(augment_lib.load, name, SPEC)
 
 
-@pytest.mark.telling("<lambda>*")
+@pytest.mark.telling("<lambda>1")
 @pytest.mark.parametrize("kind", [
     keras.layers.RandAugment, keras.layers.RandomElasticTransform,
     lambda **options: keras.layers.RandomPosterization(4, **options),
@@ -156,34 +155,3 @@ def test_layers_draw_only_from_the_seed_of_an_example(kind, monkeypatch):
     first = function()(x, seed).numpy()
     np.testing.assert_array_equal(function()(x, seed), first)
     assert first.dtype == np.float32 and first.min() >= -0.01 and first.max() <= 1.01
-
-
-def data():
-    y = np.arange(22) % CLASSES
-    x = np.random.default_rng(0).random((22, 16, 16, 3), np.float32)
-    return (x, y), (x[:6], y[:6])
-
-
-def compiled(input_shape=(16, 16, 3), num_classes=None):
-    model = keras.Sequential([
-        keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dropout(0.25),
-        keras.layers.Dense(CLASSES, activation="softmax"),
-    ])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def test_a_run_has_the_same_bits_on_1_and_8_devices(tmp_path, capsys):
-    train_data, test_data = data()
-    values = []
-    for num_gpus in (1, 8):
-        keras.utils.set_random_seed(1)
-        model = compiled()
-        config = towers.TrainConfig(
-            augment=f"{ME}:layers", num_gpus=num_gpus, num_towers=8, batch_size=8, epochs=1,
-            run_dir=str(tmp_path / str(num_gpus)),
-        )
-        history = towers.train(config, model=model, train=train_data, test=test_data)
-        values.append([*(v.numpy().tobytes() for v in model.weights), str(history["loss"])])
-    assert values[0] == values[1]
-    assert f"; augmented by {ME}:layers" in capsys.readouterr().out

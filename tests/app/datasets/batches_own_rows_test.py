@@ -28,7 +28,7 @@ def _forms(tmp_path_factory):
 @pytest.mark.parametrize("form", ["arrays", "image files", "a source"])
 def test_own_rows_are_those_of_the_whole_batch_and_other_images_are_0(form, augment, forms):
     examples = load_examples(forms[form], InputOptions(augment=augment))
-    for size, num_towers, num_workers in ((10, 4, 2), (4, 7, 3), (30, 3, 3)):
+    for size, num_towers, num_workers in ((10, 4, 2), (4, 7, 3)):
         whole = list(shuffled_batches(examples, size, 1, 2, 1))
         for worker in range(num_workers):
             own = towers_of(worker, num_workers, num_towers)
@@ -51,6 +51,7 @@ import tensorflow as tf
 from tests.app.datasets import sources
 from towers.app.config import TrainConfig
 from towers.app.datasets import dataset, image_folder
+from towers.app.reporting import charts
 from towers.resume import source
 import towers
 dataset.usable_memory = lambda: 0  # the images do not fit into it
@@ -67,6 +68,7 @@ shuffled = source.shuffled
 def other_order(indices, *arguments):  # from the second example of each batch on
     found = shuffled(indices, *arguments)
     return tf.concat([found[:1], found[1:][::-1]], 0)
+charts.draw_curves = lambda *arguments: None
 workers, values = towers.join_workers(), json.loads(sys.argv[1])
 if values.get("other_order") == workers.index:
     source.shuffled = other_order
@@ -77,7 +79,8 @@ print(json.dumps(counts))
 
 def run(count, run_dir, **options):
     values = {"model": "tests.loading:model", "num_towers": 4, "num_gpus": 1, "batch_size": 10,
-              "epochs": 2, "run_dir": str(run_dir), "augment": "crop_flip", **options}
+              "epochs": 2, "run_dir": str(run_dir), "augment": "crop_flip", "optimizer": "sgd",
+              **options}
     return processes.run_all(count, "-c", PROGRAM, json.dumps(values))
 
 

@@ -46,6 +46,7 @@ def _examples(request, forms):
     return forms[request.param]
 
 
+@pytest.mark.telling("arrays", "tf.data", "streamed")
 def test_an_epoch_holds_every_example_once_and_ends_with_a_partial_batch(examples):
     batches = order(examples)
     assert [len(batch) for batch in batches] == [10] * 10 + [3]
@@ -62,6 +63,7 @@ def test_the_same_seed_and_epoch_give_the_same_order_and_others_do_not(examples)
     assert order(examples, epoch=3, seed=1) != first
 
 
+@pytest.mark.telling("arrays", "tf.data", "streamed")
 def test_an_epoch_resumes_from_any_step_in_an_order_that_no_batch_size_changes(examples):
     whole = order(examples, epoch=5)
     for start_step in (1, 7, 11):

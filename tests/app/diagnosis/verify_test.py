@@ -1,5 +1,7 @@
 """The comparison of the averaged with the full-batch gradient, and what it leaves alone."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -29,17 +31,6 @@ def make_batch():
     generator = np.random.default_rng(2)
     x = generator.normal(size=(10, 6)).astype(np.float32)
     return tf.constant(x), tf.constant(generator.integers(0, 4, 10).astype(np.int32))
-
-
-def test_without_random_layers_the_difference_is_float_rounding():
-    step = make_step(keras.layers.Dense(8, activation="relu"))
-    variables = [*step.model.variables, *step.optimizer.variables]
-    before = [v.numpy().copy() for v in variables]
-    found = verify_gradients(step, LOSS, *make_batch())
-    assert found.difference < 1e-5 and found.by_design == []
-    assert str(found).endswith("the averaged gradient is the full-batch gradient")
-    for variable, value in zip(variables, before, strict=True):
-        np.testing.assert_array_equal(variable.numpy(), value, err_msg=variable.path)
 
 
 def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatch):
@@ -104,36 +95,41 @@ class Sampling(keras.layers.Layer):
         return x + x * self.draw(keras.ops.shape(x), dtype=x.dtype, seed=self.seed_generator)
 
 
-def test_keras_noise_is_left_out_of_both_gradients():
+def test_keras_noise_is_left_out_of_both_gradients_and_nothing_changes():
+    """Those of an embedding are compared as dense ones."""
     step = make_step(
-        keras.layers.Dense(6), keras.layers.Dropout(0.5), Sampling(keras.random.normal),
-        keras.layers.Reshape((3, 2)), keras.layers.GRU(4, dropout=0.3, recurrent_dropout=0.2),
-        keras.layers.AlphaDropout(0.4),
+        keras.layers.Embedding(7, 3), keras.layers.Dropout(0.5), Sampling(keras.random.normal),
+        keras.layers.GRU(4, dropout=0.3, recurrent_dropout=0.2), keras.layers.AlphaDropout(0.4),
     )
+    variables = [*step.model.variables, *step.optimizer.variables]
+    before = [v.numpy().copy() for v in variables]
     random_before = np.random.get_state()[1].copy()
-    assert verify_gradients(step, LOSS, *make_batch()).difference < 1e-5
+    x, y = make_batch()
+    found = verify_gradients(step, LOSS, tf.abs(x), y)  # as integers
+    assert found.difference < 1e-5 and found.by_design == []
+    assert str(found).endswith("the averaged gradient is the full-batch gradient")
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value, err_msg=variable.path)
     np.testing.assert_array_equal(np.random.get_state()[1], random_before)
 
 
-@pytest.mark.parametrize("layer, options, reason", [
-    (lambda: keras.layers.BatchNormalization(name="norm"), {}, "by its own shard in norm"),
-    (lambda: Sampling(tf.random.normal), {}, "draws its own random numbers by tf.random"),
-    (keras.layers.BatchNormalization, {"batch_norm": "synchronized"}, None),
-    (keras.layers.BatchNormalization, {"num_towers": 1}, None),
+NOISE = "draws its own random numbers by tf.random"
+norm = partial(keras.layers.BatchNormalization, name="norm")
+
+
+@pytest.mark.parametrize("layers, options, reason", [
+    ([norm, lambda: Sampling(tf.random.normal)], {},
+     f"each tower {NOISE} and each tower normalizes by its own shard in norm"),
+    ([norm], {"batch_norm": "synchronized"}, None), ([norm], {"num_towers": 1}, None),
 ])
-def test_what_makes_towers_differ_by_design_is_named(layer, options, reason):
-    found = verify_gradients(make_step(layer(), **options), LOSS, *make_batch())
+def test_what_makes_towers_differ_by_design_is_named(layers, options, reason):
+    step = make_step(*(make() for make in layers), **options)
+    found = verify_gradients(step, LOSS, *make_batch())
     assert found.error is None
     if reason is None:
         assert found.difference < 1e-4 and found.by_design == []
     else:
         assert "by design, each tower" in str(found) and str(found).endswith(reason)
-
-
-def test_gradients_of_embeddings_are_compared_as_dense_ones():
-    step = make_step(keras.layers.Embedding(7, 3), keras.layers.Flatten())
-    x, y = make_batch()
-    assert verify_gradients(step, LOSS, tf.abs(x), y).difference < 1e-5  # as integers
 
 
 class Centred(keras.layers.Layer):
@@ -154,15 +150,12 @@ def compiled(*layers, kind=keras.Sequential):
     return model
 
 
-@pytest.mark.parametrize(("model", "words"), [
-    (lambda: compiled(Centred()), ["verify_test.py:", "gives each row a value"]),
-    (lambda: compiled(kind=RootLoss), ["takes Sqrt", "a loss that a layer, compute_loss"]),
-])
-def test_what_makes_the_gradients_differ_is_named_with_the_way_out(model, words):
-    model = model()
+def test_what_makes_the_gradients_differ_is_named_with_the_way_out():
+    model = compiled(kind=RootLoss)
     loss, _ = losses(model)
     step = TowerStep(model, "sgd", loss, devices=["/cpu:0"], num_towers=3)
     x = np.random.default_rng(0).normal(size=(16, 3)).astype("float32")
     error = verify_gradients(step, loss, x, x.sum(axis=1, keepdims=True) + 20).error
+    words = "takes Sqrt", "a loss that a layer, compute_loss"
     for word in (*words, "towers.gather", "num_towers=1", "verify_gradients=warn"):
         assert word in error

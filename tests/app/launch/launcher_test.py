@@ -23,6 +23,7 @@ def command(tmp_path, *arguments):
     return process.returncode, stdout, stderr
 
 
+@pytest.mark.telling("arguments1-*", "arguments5-*", "arguments7-*", "arguments9-*")
 @pytest.mark.parametrize("arguments, named", [
     (["--workers=2"], ["there is nothing to run", "-- train.py"]),
     (["--workers=2", "fit.py", "--x=3"], ["-- is missing", "--workers=2 -- fit.py --x=3"]),
@@ -124,6 +125,7 @@ def test_a_script_starts_again_with_the_same_arguments_and_one_worker_less(tmp_p
     assert attempts(tmp_path) == {n: [["None", "--x=1"]] * n for n in (3, 2, 1)}
 
 
+@pytest.mark.telling("0")
 @pytest.mark.parametrize("lost", [0, 1])
 def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tmp_path):
     text = LOG + TRAIN + f"if count == 3 and index == {lost}: kill_self()\n" \
@@ -139,6 +141,7 @@ def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tm
     assert attempts(tmp_path)[2] == [[gpus, f"--resume={RUN}"] for gpus in left]
 
 
+@pytest.mark.telling("flags1-*", "flags2-*")
 @pytest.mark.parametrize("flags, gpus, few", [
     (["--rejoin_after=0"], ["4 5 6", "4 5 6", "4 5 6"], False),
     (["--rejoin_after=0.01"], ["4 5 6", "4 6", "4 5"], False),  # a round takes longer than that

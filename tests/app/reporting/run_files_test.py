@@ -24,7 +24,7 @@ from towers.app.reporting.run_files import RunFiles, save_model, TensorBoardLog,
 from towers.resume.train_state import Monitor, TrainState
 from towers.step.errors import NonFiniteError
 
-pytestmark = pytest.mark.usefixtures("in_an_empty_directory")
+pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 
 
 @pytest.fixture(name="model")
@@ -210,6 +210,7 @@ def largest_file(size):
 
 
 # Charts
+@pytest.mark.telling("columns0-values0", "columns1-values4", "columns2-values2")
 @pytest.mark.parametrize("values", [
     [], [0.5], [k / 100 for k in range(100)], [math.nan], [0.1, math.nan, -math.inf],
 ])

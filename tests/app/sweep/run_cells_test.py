@@ -119,6 +119,7 @@ time.sleep(100)
 """
 
 
+@pytest.mark.telling("2-*", "9-*")
 @pytest.mark.parametrize("number, code", [
     (signal.SIGINT, 130), (signal.SIGTERM, 143),
     pytest.param(signal.SIGKILL, -9, marks=pytest.mark.skipif(
