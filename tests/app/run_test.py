@@ -123,7 +123,7 @@ def test_a_plan_trains_nothing_and_makes_no_directory(capsys):
 def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(capsys):
     x = small_data()[0][0]
     differing = {"model": compiled(Centred()), "train": (x, x.sum(axis=1, keepdims=True) + 20)}
-    given = {"num_gpus": 2, "num_towers": 3, "batch_size": 16, "max_steps": 1, "run_dir": "run"}
+    given = {"num_gpus": 2, "num_towers": 2, "batch_size": 16, "max_steps": 1, "run_dir": "run"}
     words = "^`verify_gradients` has found .*verify_test.py:.*gives each row a value"
     with pytest.raises(ValueError, match=words):
         towers.train(TrainConfig(**given, verify_gradients=True), **differing)
@@ -172,25 +172,20 @@ def test_too_little_memory_names_the_per_tower_batch_and_a_way_out(monkeypatch):
 
 
 def test_ctrl_c_shows_where_the_run_stopped_and_how_its_script_resumes_it(capsys):
+    """The dtype policy is the caller's again afterwards."""
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
+            assert self.model.layers[0].compute_dtype == "float16" and math.isfinite(logs["loss"])
             if batch == 2:
                 raise KeyboardInterrupt
 
     train, test = small_data()
+    given = config(dataset="mnist", run_dir="own", precision="mixed_float16")
     with pytest.raises(KeyboardInterrupt):
-        towers.train(config(dataset="mnist", run_dir="own"), [Interrupt()], train=train, test=test)
+        towers.train(given, [Interrupt()], train=train, test=test)
     words = "saved at step 3. Resume: the same script, with towers.TrainConfig(resume='own')"
     assert words in capsys.readouterr().out
-
-
-@pytest.mark.telling("mixed_float16")
-@pytest.mark.parametrize("precision", ["mixed_bfloat16", "mixed_float16"])
-def test_the_dtype_policy_is_the_callers_again_afterwards(precision):
-    history = towers.train(config(precision=precision, run_dir="run"))
-    assert math.isfinite(history["loss"][-1])
     assert keras.config.dtype_policy().name == "float32"
-    assert keras.saving.load_model("run/final.keras").layers[0].compute_dtype == precision[6:]
 
 
 def data_that_move():

@@ -78,8 +78,8 @@ print(json.dumps(counts))
 
 
 def run(count, run_dir, **options):
-    values = {"model": "tests.loading:model", "num_towers": 4, "num_gpus": 1, "batch_size": 10,
-              "epochs": 2, "run_dir": str(run_dir), "augment": "crop_flip", "optimizer": "sgd",
+    values = {"model": "tests.loading:model", "num_towers": 2, "num_gpus": 1, "batch_size": 10,
+              "epochs": 1, "run_dir": str(run_dir), "augment": "crop_flip", "optimizer": "sgd",
               **options}
     return processes.run_all(count, "-c", PROGRAM, json.dumps(values))
 
@@ -87,7 +87,7 @@ def run(count, run_dir, **options):
 @pytest.mark.telling("image_folder")
 @pytest.mark.parametrize("source", ["image_folder", "tests.app.datasets.sources:splits"])
 def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
-    """They run 2 epochs of 10 + 10 + 3 examples on 4 towers, and validate with 7 after each."""
+    """They train on 10 + 10 + 3 examples on 2 towers, and validate with 7."""
     generator = np.random.default_rng(0)
     for index in range(30):
         part = ("train", "val")[index >= NUM_EXAMPLES]
@@ -102,9 +102,9 @@ def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
         counts = [json.loads(stdout.splitlines()[-1]) for _, stdout, _ in ended]
         runs[count] = [[each[part] for part in ("train", "val")] for each in counts]
     assert loading.final_weights(tmp_path / "1") == loading.final_weights(tmp_path / "2")
-    # Towers 0 and 1 have 3 + 3, 3 + 3 and 1 + 1 examples, and 2 + 2 of the validation. Towers 2 and
-    # 3 have 2 + 2, 2 + 2 and 1, and 2 + 1; and the first of each batch.
-    expected = [[2 * 23, 2 * 7]], [[2 * 14, 2 * 4], [2 * 12, 2 * 4]]
+    # Tower 0 has 5 + 5 + 2 examples, and 4 of the validation. Tower 1 has 5 + 5 + 1, and 3; and the
+    # first of each batch.
+    expected = [[23, 7]], [[12, 4], [11 + 3, 3 + 1]]
     opened = 0 if is_folder else 1  # the run reads the first example for its shape
     np.testing.assert_array_equal(runs[1], np.array(expected[0]) + opened)
     np.testing.assert_array_equal(runs[2], np.array(expected[1]) + opened)

@@ -124,6 +124,7 @@ def test_the_digest_is_that_of_names_sizes_and_labels(folder):
 
 
 @pytest.mark.usefixtures("_streamed")
+@pytest.mark.telling("damage", "unlink")
 @pytest.mark.parametrize("spoil", [damage, Path.unlink, lambda p: p.write_bytes(b"")])
 def test_the_first_image_that_cannot_be_decoded_is_named_in_its_turn(folder, spoil):
     train, _ = load_examples(folder)
@@ -168,26 +169,26 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     assert loading.final_weights(tmp_path / "run") == loading.final_weights(tmp_path / "once")
 
 
-@pytest.mark.usefixtures("without_charts")
 def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
     folder, tmp_path, capsys
 ):
-    towers.train(loading.config(
-        tmp_path / "run", "image_folder", data_dir=str(folder), optimizer="sgd", max_steps=1,
-        num_gpus=1, num_towers=1,
-    ))
+    run_dir = tmp_path / "run"
+    towers.train(loading.config(run_dir, "image_folder", data_dir=str(folder), epochs=0))
+    model = loading.model((6, 7, 3), 2)
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    model.save(run_dir / "final.keras")
     said = capsys.readouterr().out
     assert "\n          images of 6x7x3 (height x width x channels)\n" in said
     assert "Warning   5 of 23 images to train on are not of the most frequent size" in said
-    values = json.loads((tmp_path / "run" / "config.json").read_text())
+    values = json.loads((run_dir / "config.json").read_text())
     assert values["image_size"] == "6x7x3"
     for path in folder.rglob("*.png"):
         loading.write_pixels(path, np.zeros((9, 9, 1)))
-    given = file_config(tmp_path / "run" / "final.keras", {"num_gpus": 1})
-    evaluate_file(given, tmp_path / "run" / "final.keras", Report())
+    given = file_config(run_dir / "final.keras", {"num_gpus": 1})
+    evaluate_file(given, run_dir / "final.keras", Report())
     assert "images of 6x7x3" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"cannot change image_size \(9x9, the run has 6x7x3\)"):
-        continued_config(str(tmp_path / "run"), {"image_size": "9x9"})
+        continued_config(str(run_dir), {"image_size": "9x9"})
 
 
 # Files of all kinds: what a header says is what is decoded, upright and in its colors

@@ -1,6 +1,6 @@
 """Any task: what a model was compiled with, data of any structure, from one end to the other."""
 
-import csv
+import io
 import json
 import re
 
@@ -14,6 +14,8 @@ from tests.app.datasets.sources import Rows
 from towers.resume import checkpoints, run_dir
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import shuffled_batches
+from towers.app.diagnosis.describe import describe
+from towers.app.reporting.report import Report
 from towers.app.training.build import build
 from towers.app.training.task import UserObjects
 
@@ -161,23 +163,43 @@ def test_the_steps_are_those_of_keras_own_fit_also_with_sample_weights(float64, 
     expected = make().fit(
         *weighted[:2], NUM_TRAIN, 3, 0, validation_data=test, sample_weight=weighted[2]
     ).history
-    given = config(batch_size=NUM_TRAIN, epochs=3, num_towers=3, verify_gradients=True)
+    given = config(
+        batch_size=NUM_TRAIN, epochs=3, num_towers=2, verify_gradients=True,
+        monitor="val_kind_accuracy",
+    )
     history = towers.train(given, model=make(), train=weighted, test=test)
     assert sorted(history) == sorted(expected) and "val_size_mae" in history
     for name, values in expected.items():
         assert history[name] == pytest.approx(values, rel=1e-9), name
-    assert "the averaged gradient is the full-batch gradient" in capsys.readouterr().out
+    text = capsys.readouterr().out
+    assert "the averaged gradient is the full-batch gradient" in text
+    assert "the best by val_kind_accuracy" in text and "best val_kind_accuracy 0." in text
 
 
-def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capsys):
-    model = keras.Sequential([keras.Input((3,)), L.Dense(2), AddsItsLoss()])
+class Jitter(L.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capfd):
+    """The run of these objects is not resumed without them, nor to the same noise of tf.random."""
+    x = numbers(3)
+    model = keras.Sequential([keras.Input((3,)), Jitter(), L.Dense(2), AddsItsLoss()])
     model.compile("adam", loss=None)
-    history = towers.train(config(), model=model, train=numbers(3))
+    history = towers.train(config(), model=model, train=x)
     assert list(history) == ["loss"] and header() == "epoch,loss,seconds,examples_per_second,digest"
-    said = capsys.readouterr().out
+    said, err = capfd.readouterr()
     assert "no test examples" in said and "the best by loss" in said
-    assert "\n           (best)" in said
+    assert "\n           (best)" in said and "draws noise by tf.random" in said + err
     assert (RUN / "results.png").exists()
+    saved = json.loads((RUN / "config.json").read_text())
+    assert (saved["model"], saved["dataset"]) == ("python", "python")
+    with pytest.raises(ValueError, match=r"model \(python\) is an object .*resume='run'"):
+        towers.train(TrainConfig(resume="run"))
+    with pytest.raises(ValueError, match=r"dataset \(python\) is an object of the script"):
+        towers.train(TrainConfig(resume="run"), model=model)
+    with pytest.raises(ValueError, match="the train data are not those"):
+        towers.train(TrainConfig(resume="run"), model=model, train=2 * x)
 
 
 @pytest.mark.telling("True-<lambda>2", "False-<lambda>1")
@@ -196,47 +218,24 @@ def test_a_batched_dataset_is_an_error_that_suggests_unbatch(batched, is_built):
         towers.train(config(), model=model, train=data)
     with pytest.raises(ValueError, match="is a PyDataset, which gives batches"):
         towers.train(config(), model=model, train=keras.utils.PyDataset())
-    assert towers.train(config(plan=True), model=model, train=data.unbatch()) == {}
-
-
-class Jitter(L.Layer):
-    def call(self, x):
-        return x + tf.random.normal(tf.shape(x))
-
-
-def test_a_run_of_objects_says_so_and_is_not_resumed_without_them(capfd):
-    """Nor to the same noise, if its layers draw it by tf.random."""
-    model = keras.Sequential([keras.Input((3,)), Jitter(), L.Dense(1)])
-    model.compile("sgd", "mse")
-    train, _ = regression_data()
-    towers.train(config(epochs=1, max_steps=1), model=model, train=train)
-    out, err = capfd.readouterr()
-    assert "draws noise by tf.random" in out + err
-    saved = json.loads((RUN / "config.json").read_text())
-    assert (saved["model"], saved["dataset"]) == ("python", "python")
-    with pytest.raises(ValueError, match=r"model \(python\) is an object .*resume='run'"):
-        towers.train(TrainConfig(resume="run"))
-    with pytest.raises(ValueError, match=r"dataset \(python\) is an object of the script"):
-        towers.train(TrainConfig(resume="run"), model=model)
-    with pytest.raises(ValueError, match="the train data are not those"):
-        towers.train(TrainConfig(resume="run"), model=model, train=(train[0], 2 * train[1]))
+    objects = UserObjects(model, data.unbatch())
+    assert build(objects.named_in(config()), objects).train.num_examples == 36
 
 
 def test_a_saved_model_is_trained_further_with_its_optimizer():
-    train, test = regression_data()
+    train, _ = regression_data()
     model = regression_model()
     model.optimizer.build(model.trainable_variables)
     model.optimizer.iterations.assign(4)
     model.save("before.keras")
-    (bias, *_) = [v.numpy() for v in model.weights if v.path.endswith("bias")]
-    given = config(**{**OF_REGRESSION, "model": "before.keras"}, max_steps=1)
-    assert build(given).first_iteration == 4  # what is left out is counted from there
-    towers.train(given)
-    final = keras.saving.load_model("run/final.keras")
-    assert final.optimizer.iterations == 5
-    assert not np.array_equal(final.layers[0].bias.numpy(), bias)
-    with open(RUN / "results.csv", encoding="utf-8") as file:
-        assert set(next(csv.DictReader(file))) > {"r2", "val_r2"}
+    run = build(config(**{**OF_REGRESSION, "model": "before.keras"}))
+    assert run.first_iteration == 4  # what is left out is counted from there
+    bias = run.step.model.layers[0].bias
+    np.testing.assert_array_equal(bias, model.layers[0].bias)
+    run.step.train_batch(*train)
+    assert run.step.optimizer.iterations == 5
+    assert not np.array_equal(bias, model.layers[0].bias)
+    assert set(run.columns) > {"r2", "val_r2"}
 
 
 @pytest.mark.matrix
@@ -305,7 +304,7 @@ def noise_added(x, seed):
     return {**x, "a": x["a"] + tf.random.stateless_normal(tf.shape(x["a"]), seed)}
 
 
-def test_a_task_of_two_outputs_has_the_same_bits_on_augmented_rows_and_arrays(capsys):
+def test_a_task_of_two_outputs_has_the_same_augmented_batches_of_rows_and_arrays():
     def rows(split):
         count = len(split[0]["a"])
         return Rows([tf.nest.map_structure(lambda a, i=i: a[i], split) for i in range(count)])
@@ -314,17 +313,13 @@ def test_a_task_of_two_outputs_has_the_same_bits_on_augmented_rows_and_arrays(ca
         AUGMENTED.clear()
         objects = UserObjects(two_outputs_model(), *splits)
         run = build(objects.named_in(given), objects)
+        describe(run, Report(shown), "run")
         found = [tf.nest.map_structure(lambda a: a.numpy().tolist(), batch)
                  for batch in shuffled_batches(run.train, 8, seed=1, epoch=1)]
         assert AUGMENTED
         return found
 
-    given = config(augment=f"{__name__}:noise_added", epochs=1, monitor="val_kind_accuracy")
+    given, shown = config(augment=f"{__name__}:noise_added"), io.StringIO()
     arrays = two_outputs_data()
     assert batches(*arrays) == batches(*map(rows, arrays))
-    towers.train(given, model=two_outputs_model(), train=rows(arrays[0]), test=rows(arrays[1]))
-    columns = ["loss", "kind_accuracy", "size_mae", "size_loss", "kind_loss"]
-    assert sorted(header().split(",")[1:6]) == sorted(columns)
-    text = capsys.readouterr().out
-    assert f"; augmented by {__name__}:noise_added" in text
-    assert "the best by val_kind_accuracy" in text and "best val_kind_accuracy 0." in text
+    assert shown.getvalue().count(f"; augmented by {__name__}:noise_added") == 2
