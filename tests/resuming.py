@@ -91,6 +91,11 @@ def start(*flags, cwd, fault="", inside=()):
         stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
 
+def forked(*flags, cwd, fault=""):
+    """`start` of a process that has imported TensorFlow already."""
+    return Forked(["-m", "tests.resuming", fault, *flags], cwd, _environment())
+
+
 def _environment():
     hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
@@ -107,7 +112,7 @@ def train(*flags, cwd, fault="", inside=(), anew=False):
     if inside or anew:
         process = start(*flags, cwd=cwd, fault=fault, inside=inside)
     else:
-        process = Forked(["-m", "tests.resuming", fault, *flags], cwd, _environment())
+        process = forked(*flags, cwd=cwd, fault=fault)
     stdout, stderr = process.communicate(timeout=500)
     lines = [line for line in stderr.splitlines(True) if not _TENSORFLOWS.match(line)]
     return process.returncode, stdout, "".join(lines)

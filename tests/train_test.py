@@ -28,6 +28,7 @@ FILES = [
 ]
 USERS = """
 import keras
+import numpy as np
 
 def build(input_shape, num_classes):
     raise ValueError("no \\x1b[1mmodel\\x1b[0m today")  # as Keras colors its own
@@ -51,6 +52,10 @@ def model(input_shape, num_classes, *layers):
 
 def mixing_model(input_shape, num_classes):
     return model(input_shape, num_classes, Mixes())
+
+def data():
+    examples = np.arange(300, dtype="float32").reshape(100, 3) / 300, np.arange(100) % 3
+    return examples, examples
 """
 
 
@@ -77,11 +82,11 @@ def rows(path):
 
 
 @pytest.fixture(scope="module")
-def eight(tmp_path_factory):
-    """A run on eight devices, whose directory several tests look at."""
-    cwd = tmp_path_factory.mktemp("eight")
+def short(tmp_path_factory):
+    """A short run, whose directory several tests look at."""
+    cwd = tmp_path_factory.mktemp("short")
     (cwd / "users.py").write_text(USERS)
-    done = run(TRAIN, "--model=users:model", "--max_steps=3", "--num_gpus=8", "--batch_size=128",
+    done = run(TRAIN, "--model=users:model", "--max_steps=3", "--num_gpus=2", "--batch_size=128",
                "--device=cpu", cwd=cwd)
     return done, cwd / "runs" / "users_model-mnist-001"
 
@@ -91,13 +96,13 @@ def matrix(*values):
 
 
 @pytest.mark.parametrize("script, flags, variables, message", [
-    (TRAIN, "--num_gpus=0", {}, "--num_gpus (0) must be a whole number from 1 to 1024."),
+    matrix(TRAIN, "--num_gpus=0", {}, "--num_gpus (0) must be a whole number from 1 to 1024."),
     (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: it must be an integer"),
     (TRAIN, "--num_gpu=2", {}, "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
     (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
     (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),
-    (TRAIN, "--devices --evaluate=x", {}, "--devices and --evaluate: give only one of them."),
-    (TRAIN, "--evaluate=x.keras", {}, "--evaluate (x.keras) is neither a .keras file nor the dir"),
+    matrix(TRAIN, "--devices --evaluate=x", {}, "--devices and --evaluate: give only one of them."),
+    matrix(TRAIN, "--evaluate=x.keras", {}, "--evaluate (x.keras) is neither a .keras fi"),
     (TRAIN, "--plan true", {}, "'true' is not a flag."),
     (TRAIN, "--flagfile=missing.flags", {}, "missing.flags"),
     (TRAIN, "", {"KERAS_BACKEND": "jax"}, "Set it with: export KERAS_BACKEND=tensorflow"),
@@ -106,10 +111,10 @@ def matrix(*values):
            "--device=gpu: TensorFlow sees no GPU on this machine."),
     matrix(TRAIN, "--logical_gpus=8", {"CUDA_VISIBLE_DEVICES": ""},
            "--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave"),
-    (SWEEP, "--batch_sizes=", {}, "--batch_sizes () must be a list of different whole numbers"),
+    matrix(SWEEP, "--batch_sizes=", {}, "--batch_sizes () must be a list of different"),
     (SWEEP, "--batch_size=64", {}, "flag 'batch_size'. Did you mean: batch_sizes"),
-    (SWEEP, "--epochs=0", {}, "flag --epochs=0: 0 is not a positive integer"),
-    (SWEEP, "--out_dir=file/out", {}, "--out_dir (file/out) cannot be used: "),
+    matrix(SWEEP, "--epochs=0", {}, "flag --epochs=0: 0 is not a positive integer"),
+    matrix(SWEEP, "--out_dir=file/out", {}, "--out_dir (file/out) cannot be used: "),
 ])
 def test_a_mistake_is_one_line_and_exit_code_2(script, flags, variables, message, tmp_path):
     (tmp_path / "file").touch()
@@ -125,13 +130,13 @@ def test_verbosity_1_shows_the_traceback(tmp_path):
     assert "\nerror: --num_gpus (0) must be " in done.stderr
 
 
-def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(eight):
-    done, directory = eight
+def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(short):
+    done, directory = short
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(os.listdir(directory)) == FILES
     lines = done.stdout.splitlines()
     assert lines[3:6] == [
-        "Batch     128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)",
+        "Batch     128 global = 2 towers x 64; 469 steps an epoch (last: 96 = 2 x 48)",
         "Data      mnist: 60,000 train, 10,000 test",
         "Model     users:model, 7,850 parameters; adam, learning rate 0.001; seed 0",
     ]
@@ -148,17 +153,17 @@ def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(eight):
 
 @pytest.mark.matrix
 def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_its_run(
-    eight, tmp_path
+    short, tmp_path
 ):
     code = (
         "import sys; sys.modules['towers'] = None; import keras; "
-        f"print(keras.saving.load_model({str(eight[1] / 'final.keras')!r}).count_params())"
+        f"print(keras.saving.load_model({str(short[1] / 'final.keras')!r}).count_params())"
     )
     assert run("-c", code, cwd=tmp_path).stdout == "7850\n"
-    done = run(TRAIN, f"--evaluate={eight[1]}", "--num_gpus=2", "--device=cpu", "--epochs=3",
+    done = run(TRAIN, f"--evaluate={short[1]}", "--num_gpus=2", "--device=cpu", "--epochs=3",
                cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
-    (row,) = rows(eight[1] / "results.csv")
+    (row,) = rows(short[1] / "results.csv")
     first, *_, last = done.stdout.splitlines()
     assert first == "Warning   --epochs: no effect, because nothing is trained."
     assert last.startswith(f"Evaluate  loss {float(row['val_loss']):.4f}  accuracy ")
@@ -167,8 +172,8 @@ def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_it
 
 @pytest.mark.matrix
 @pytest.mark.parametrize("flag, line, traceback", [
-    ("--model=users:build", "users.py:5: no model today", "is shown with --verbosity=1"),
-    ("--callbacks=users:callbacks", "users.py:9: invalid literal for int() with base 10: 'one'",
+    ("--model=users:build", "users.py:6: no model today", "is shown with --verbosity=1"),
+    ("--callbacks=users:callbacks", "users.py:10: invalid literal for int() with base 10: 'one'",
      "stands in runs/cnn-mnist-001/log.txt"),
 ])
 def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, users, tmp_path):
@@ -184,31 +189,29 @@ def test_what_towers_warn_of_stands_on_the_terminal(users, tmp_path):
     done = run(TRAIN, "--model=users:mixing_model", "--max_steps=1", "--num_gpus=2",
                "--device=cpu", cwd=tmp_path)
     warned = [line for line in done.stdout.splitlines() if line.startswith("Warning")]
-    assert any("users.py:16" in line and "towers.gather" in line for line in warned)
+    assert any("users.py:17" in line and "towers.gather" in line for line in warned)
 
 
-def test_a_sweep_writes_a_table_a_picture_and_its_runs_and_repeats_no_cell(users, tmp_path):
-    flags = ["--models=users:model", "--dataset=synthetic", "--batch_sizes=2048", "--max_steps=3",
-             "--gpu_counts=3", "--device=cpu", "--out_dir=out"]
-    done = processes.run(SWEEP, *flags, cwd=tmp_path)
+def test_a_sweep_writes_a_table_a_picture_and_its_runs(users, tmp_path):
+    done = processes.run(
+        SWEEP, "--models=users:model", "--dataset=users:data", "--batch_sizes=32",
+        "--max_steps=3", "--gpu_counts=3", "--device=cpu", "--out_dir=out", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     out = tmp_path / "out"
     assert sorted(os.listdir(out)) == ["cells", "sweep.csv", "sweep.json", "sweep.png"]
-    cell = out / "cells" / "users_model-batch2048-gpus3"
+    cell = out / "cells" / "users_model-batch32-gpus3"
     assert {"config.json", "results.csv", "final.keras", "log.txt"} <= {*os.listdir(cell)}
 
     (row,) = rows(out / "sweep.csv")
     assert [row[name] for name in ("num_gpus", "per_tower_batch", "num_towers", "epochs")] == [
-        "3", "683", "3", "1"]
+        "3", "11", "3", "1"]
     (result,) = rows(cell / "results.csv")
     assert {result[n] == row[n] for n in ("accuracy", "val_accuracy", "seconds")} == {True}
 
     lines = done.stdout.splitlines()
     assert lines[:2] == ["towers 0.1 | sweep: out", "Cells     1, 1 to run"]
-    assert lines[2].startswith("1/1  users:model  batch 2,048 on 3,   683 a tower  ")
+    assert lines[2].startswith("1/1  users:model  batch    32 on 3,    11 a tower  ")
     assert lines[3] == "Wrote     out/sweep.csv, out/sweep.png"
-    again = processes.run(SWEEP, *flags, cwd=tmp_path)
-    assert again.stdout.splitlines() == [lines[0], "Cells     1, 0 to run", *lines[3:]]
 
 
 SHORT = (*FLAGS, "--max_steps=2")
@@ -274,18 +277,6 @@ class Harm(keras.callbacks.Callback):
                 path.mkdir()
 
 
-def test_a_table_a_log_and_a_chart_that_cannot_be_written_are_warnings(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    names = "results.csv", "log.txt", "results.png"
-    history = towers.train(config(run_dir="run"), [Harm(*(tmp_path / "run" / n for n in names))])
-    assert len(history["loss"]) == 2
-    said = capsys.readouterr().out
-    assert all(f"run/{name} cannot be written" in said for name in names[:2])
-    assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
-
-
 @pytest.mark.telling("best*")
 @pytest.mark.parametrize("name, error, models", [
     (run_dir.FINAL, "run/final.keras cannot be written .*what it held before is intact",
@@ -296,14 +287,18 @@ def test_a_table_a_log_and_a_chart_that_cannot_be_written_are_warnings(
 def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_it(
     name, error, models, tmp_path, monkeypatch, capsys
 ):
+    """A table, a log and a chart that cannot be written are warnings."""
     monkeypatch.chdir(tmp_path)
     first_is_best = {"monitor": "loss", "monitor_mode": "max"}
-    path = tmp_path / "run" / name
+    paths = [tmp_path / "run" / n for n in (name, "results.csv", "log.txt", "results.png")]
     with pytest.raises(LostDirectoryError, match=f"{error}. .*--resume=.*run"):
-        towers.train(config(run_dir="run", **first_is_best), [Harm(path)])
+        towers.train(config(run_dir="run", **first_is_best), [Harm(*paths)])
     said = capsys.readouterr().out
     assert f"Models    {models}\nTrained: 2 epochs" in said
-    path.rmdir()
+    assert all(f"run/{name} cannot be written" in said for name in ("results.csv", "log.txt"))
+    assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
+    for path in paths:
+        path.rmdir()
     history = towers.train(TrainConfig(resume="run"))
     assert len(history["loss"]) == 2 and "Done: 2 epochs" in capsys.readouterr().out
     for file, iterations in [("best.keras", 4), ("final.keras", 8)]:

@@ -4,10 +4,11 @@ import dataclasses
 import os
 import re
 import signal
+import time
 
 import pytest
 
-from tests.resuming import FLAGS, NOTEBOOK, STEPS, resumed, start, train, uninterrupted
+from tests.resuming import FLAGS, forked, NOTEBOOK, resumed, STEPS, train, uninterrupted
 from towers.app.after_training.model_files import file_config
 from towers.resume import checkpoints, run_dir
 from towers.app import fields
@@ -36,26 +37,37 @@ def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_pa
     assert resumed(tmp_path) == uninterrupted(*flags)
 
 
-def test_a_killed_run_resumes_to_the_same_bits_on_any_devices(tmp_path):
+def test_a_killed_run_resumes_on_any_devices_and_saves_at_a_signal_to_the_same_bits(tmp_path):
     """While a run is alive, it opens no socket, and no other process can train in its directory."""
-    first = start(*FLAGS, "--checkpoint_every=3", cwd=tmp_path, fault="step == 4 and kill('STOP')")
+    fault = f"step == 4 and hold({str(tmp_path / 'go')!r})"
+    first = forked(*FLAGS, "--checkpoint_every=3", cwd=tmp_path, fault=fault)
     try:
-        _, status = os.waitpid(first.pid, os.WUNTRACED)
-        assert os.WIFSTOPPED(status), first.communicate()
+        while not (tmp_path / f"go-{first.pid}").exists():
+            assert first.returncode is None, first.communicate()
+            time.sleep(0.02)
         descriptors = [os.readlink(entry.path) for entry in os.scandir(f"/proc/{first.pid}/fd")]
         assert any(name.endswith("checkpoints/lock") for name in descriptors)
         assert not any(name.startswith("socket:") for name in descriptors)
-        code, _, stderr = train("--resume=run", cwd=tmp_path)
-        assert (code, stderr) == (2, f"error: run is in use: process {first.pid} trains there. "
-                                  "Wait for its end, or stop it.\n")
+        with pytest.raises(ValueError, match=f"is in use: process {first.pid} trains there. Wait"):
+            with run_dir.locked(tmp_path / "run"):
+                pytest.fail("two processes")
     finally:
         first.kill()
         first.communicate()
-    killed_at(7, "--resume=run", "--num_gpus=1", "--checkpoint_every=2", cwd=tmp_path)
+    flags = ("--num_gpus=1", "--checkpoint_every=2")
+    resumed_until_a_signal("INT", 130, "stopped by Ctrl-C", *flags, cwd=tmp_path)
     assert resumed(tmp_path, "--num_gpus=4") == uninterrupted(*FLAGS)
 
 
-@pytest.mark.telling("INT-*")
+def resumed_until_a_signal(name, code, line, *flags, cwd):
+    """It arrives during step 6."""
+    fault = f"step == 6 and kill({name!r})"
+    ended, stdout, stderr = train("--resume=run", *flags, cwd=cwd, fault=fault)
+    assert ended == code and stderr.endswith(f"{line}\n")
+    assert stdout.endswith("saved at step 6. Resume: python train.py --resume=run\n")
+
+
+@pytest.mark.matrix
 @pytest.mark.parametrize(("name", "code", "line"), [
     ("INT", 130, "stopped by Ctrl-C"),
     ("HUP", 129, "stopped by SIGHUP"),
@@ -64,10 +76,9 @@ def test_a_killed_run_resumes_to_the_same_bits_on_any_devices(tmp_path):
 def test_a_signal_saves_within_an_epoch_and_a_second_one_ends_the_run_at_once(
     name, code, line, tmp_path
 ):
-    """Both signals of the second process arrive during one step, before it handles the first."""
-    ended, stdout, stderr = train(*FLAGS, cwd=tmp_path, fault=f"step == 6 and kill({name!r})")
-    assert ended == code and stderr.endswith(f"{line}\n")
-    assert stdout.endswith("saved at step 6. Resume: python train.py --resume=run\n")
+    """Both signals of the last process arrive during one step, before it handles the first."""
+    killed_at(3, *FLAGS, "--checkpoint_every=2", cwd=tmp_path)
+    resumed_until_a_signal(name, code, line, cwd=tmp_path)
     fault = "step == 7 and (kill('INT'), kill('INT'))"
     ended, stdout, _ = train("--resume=run", cwd=tmp_path, fault=fault)
     assert ended == 130 and "saved at" not in stdout

@@ -37,19 +37,35 @@ def whole(complete):
     return complete[1]
 
 
+class Fail(keras.callbacks.Callback):
+    """Fails after 6 of all the run's steps."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if int(self.model.optimizer.iterations) == 6:
+            raise LookupError("mine")
+
+
+def script(**values):
+    """What a script gives `towers.train` that names its data by a relative path."""
+    return config(run_dir="run", resume="auto", dataset="npz", data_dir="data.npz", **values)
+
+
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory):
-    """A run that was interrupted, for tests that it refuses to go on: they leave it as it is."""
+    """The directory of a script whose callback has failed; `data.npz` and `run` are there."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("stopped"))
-        interrupted()
-        return RUN.absolute()
+        (x, y), (x_test, y_test) = run_test.small_data()
+        np.savez("data.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
+        with pytest.raises(LookupError, match="mine"):  # the callback's exception, unchanged
+            towers.train(script(), [Fail()])
+        return RUN.absolute().parent
 
 
 @pytest.fixture
 def copied(stopped):
-    """A copy of it in the working directory."""
-    shutil.copytree(stopped, RUN)
+    """A copy of it is the working directory."""
+    shutil.copytree(stopped, ".", dirs_exist_ok=True)
 
 
 def files():
@@ -65,26 +81,24 @@ def refused(message, **values):
     assert files() == before
 
 
-def test_a_script_that_a_callback_has_ended_resumes_when_it_is_started_again(whole, capsys):
-    """The callback's exception is raised unchanged."""
-    def fail(*_):
-        raise LookupError("mine")
-
+def test_a_script_that_a_callback_has_ended_resumes_when_it_is_started_again(whole, copied):
     with pytest.raises(ValueError, match="resume=auto continues the run .*Set `run_dir`"):
         towers.train(config(resume="auto"))
-    given = config(run_dir="run", resume="auto")
-    with pytest.raises(LookupError, match="mine"):
-        towers.train(given, [keras.callbacks.LambdaCallback(on_epoch_end=fail)])
-    assert "saved at step 4. Resume: python train.py --resume=run" in capsys.readouterr().out
+    log = (RUN / "log.txt").read_text()
+    assert "saved at step 6. Resume: python train.py --resume=run\n" in log
     assert json.loads((RUN / "config.json").read_text())["resume"] is None
-    assert towers.train(given) == whole
+    assert towers.train(script()) == whole
     with pytest.raises(ValueError, match="cannot change optimizer"):
-        towers.train(config(run_dir="run", resume="auto", optimizer="sgd"))
+        towers.train(script(optimizer="sgd"))
 
 
-def test_a_run_of_an_older_version_resumes(whole):
-    """Its config.json and checkpoints lack some fields; its rows are lists without names."""
-    interrupted(monitor="val_accuracy")
+def test_a_run_of_an_older_version_resumes_with_data_that_have_moved(
+    whole, copied, tmp_path, monkeypatch
+):
+    """Its config.json and checkpoints lack some fields; its rows are lists without names.
+
+    It goes on from another working directory; other data are an error.
+    """
     settings = json.loads((RUN / "config.json").read_text())
     path, checkpoint, _ = checkpoints.read_newest(RUN / "checkpoints")
     for field in ("monitor_mode", "callbacks", "deterministic"):
@@ -97,7 +111,17 @@ def test_a_run_of_an_older_version_resumes(whole):
     shutil.rmtree(RUN / "checkpoints")
     (RUN / "checkpoints").mkdir()
     checkpoints.write(path, checkpoint)
-    assert towers.train(TrainConfig(resume="run")) == whole
+    with np.load("data.npz") as saved:
+        np.savez("other.npz", **{**saved, "y_train": saved["y_train"][::-1]})
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    with pytest.raises(ValueError, match=r"data_dir \(data.npz\).* does not exist.* `resume`"):
+        towers.train(TrainConfig(resume="../run"))
+    with pytest.raises(ValueError, match="the train data are not those"):
+        towers.train(TrainConfig(resume="../run", data_dir="../other.npz"))
+    (tmp_path / "data.npz").rename(tmp_path / "elsewhere" / "moved.npz")
+    assert towers.train(TrainConfig(resume="../run", data_dir="moved.npz")) == whole
+    assert json.loads((tmp_path / "run/config.json").read_text())["data_dir"] == "moved.npz"
 
 
 def test_a_complete_run_says_so_wherever_it_has_been_moved(complete, capsys):
@@ -155,25 +179,6 @@ def test_a_resumed_run_does_not_verify_gradients_again(capsys):
     capsys.readouterr()
     towers.train(TrainConfig(resume="run"))
     assert "Verify" not in capsys.readouterr().out
-
-
-def test_data_that_have_moved_are_given_again_and_other_data_are_an_error(
-    whole, tmp_path, monkeypatch
-):
-    """The run has a relative data_dir, and goes on from another working directory."""
-    (x, y), (x_test, y_test) = run_test.small_data()
-    for name, labels in (("data", y), ("other", y[::-1])):
-        np.savez(f"{name}.npz", x_train=x, y_train=labels, x_test=x_test, y_test=y_test)
-    interrupted(dataset="npz", data_dir="data.npz")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    with pytest.raises(ValueError, match=r"data_dir \(data.npz\).* does not exist.* `resume`"):
-        towers.train(TrainConfig(resume="../run"))
-    with pytest.raises(ValueError, match="the train data are not those"):
-        towers.train(TrainConfig(resume="../run", data_dir="../other.npz"))
-    (tmp_path / "data.npz").rename(tmp_path / "elsewhere" / "moved.npz")
-    assert towers.train(TrainConfig(resume="../run", data_dir="moved.npz")) == whole
-    assert json.loads((tmp_path / "run/config.json").read_text())["data_dir"] == "moved.npz"
 
 
 def test_an_edited_configuration_is_an_error(copied):

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -15,13 +16,17 @@ import pytest
 
 import towers
 from tests.app.run_test import config
-from tests.resuming import FLAGS, outcome, train, uninterrupted
+from tests.resuming import outcome, train
 from towers.app import command_line
 from towers.machine import places
 
 pytestmark = pytest.mark.usefixtures("without_charts")
 S3, MEMORY = "s3://bucket/run", "memory://run"
-FLAGS_THERE = [*FLAGS[:-1], f"--run_dir={S3}", "--checkpoint_every=3", "--resume=auto"]
+FLAGS = (  # those of `config`
+    "--model=tests.app.run_test:small_model", "--dataset=tests.app.run_test:small_data",
+    "--num_gpus=2", "--batch_size=16", "--epochs=2", "--checkpoint_every=3", f"--run_dir={S3}",
+    "--resume=auto",
+)
 
 
 class Server:
@@ -106,6 +111,16 @@ def _memory(monkeypatch, tmp_path):
     return files
 
 
+@pytest.fixture(name="whole", scope="module")
+def _whole(tmp_path_factory):
+    """A run in memory that nobody has interrupted: a copy of its directory, and its history."""
+    files = pytest.importorskip("fsspec").filesystem("memory")
+    history = towers.train(config(run_dir=MEMORY, checkpoint_every=1))
+    copy = tmp_path_factory.mktemp("whole") / "run"
+    files.get("/run", str(copy), recursive=True)
+    return copy, history
+
+
 def contents(memory):
     return {path.removeprefix("/run/"): memory.cat(path) for path in memory.find("/run")}
 
@@ -124,19 +139,21 @@ def at_epoch_end(act):
         "json", "6/arrays.bin", "final.keras", "complete",
     )),
 ])
-def test_a_run_killed_before_an_upload_resumes_to_the_same_bits(end, bucket, tmp_path):
+def test_a_run_killed_before_an_upload_resumes_to_the_same_bits(
+    end, whole, bucket, tmp_path, capsys
+):
     here = f"__import__({__name__!r}, fromlist=['kill_before'])"
     fault = f"step == 1 and {here}.kill_before({end!r})"
-    assert train(*FLAGS_THERE, cwd=tmp_path, fault=fault)[0] == -9
+    assert train(*FLAGS, cwd=tmp_path, fault=fault)[0] == -9
     if end == "6/manifest.json":
         assert len(bucket.find("bucket/run/checkpoints/epoch-1-step-6")) == 1
     (left,) = copies(tmp_path / "tmp")
-    code, stdout, stderr = train(*FLAGS_THERE, cwd=tmp_path)
-    assert (code, stderr) == (0, "") and f"run: {S3}\n" in stdout, stdout
-    assert "6/" not in end or "from step 4: " in stdout
+    towers.train(config(run_dir=S3, checkpoint_every=3, resume="auto"))
+    said = capsys.readouterr().out
+    assert f"run: {S3}\n" in said and ("6/" not in end or "from step 4: " in said)
     bucket.get("bucket/run", str(tmp_path / "there"), recursive=True)
     assert copies(tmp_path / "tmp") == [left]
-    assert outcome(tmp_path / "there") == uninterrupted(*FLAGS)
+    assert outcome(tmp_path / "there") == outcome(whole[0])
 
 
 @pytest.mark.parametrize(("url", "words"), [
@@ -151,8 +168,10 @@ def test_a_url_that_cannot_be_used_is_an_error(url, words, bucket, monkeypatch, 
     assert copies(tmp_path / "tmp") == []
 
 
-def test_a_run_resumes_from_the_newest_good_checkpoint(memory, tmp_path, capsys):
-    history = towers.train(config(run_dir=MEMORY, checkpoint_every=1))
+def test_a_run_resumes_from_the_newest_good_checkpoint(whole, memory, tmp_path, capsys):
+    copy, history = whole
+    for path in filter(Path.is_file, copy.rglob("*")):
+        memory.pipe(f"/run/{path.relative_to(copy)}", path.read_bytes())
     kept = {name.split("/")[1] for name in contents(memory) if name.endswith("manifest.json")}
     assert kept == {"epoch-1-step-4", "epoch-1-step-6", "epoch-1-step-7", "epoch-2-step-8"}
     with pytest.raises(ValueError, match=f"holds a run. To continue it: resume={MEMORY};"):
@@ -184,29 +203,32 @@ def test_a_run_that_cannot_be_resumed_changes_nothing(memory, tmp_path):
     assert contents(memory) == before and copies(tmp_path) == []
 
 
-def test_files_are_uploaded_later_or_stay_in_the_copy(memory, tmp_path, monkeypatch):
-    def cut(epoch):
-        def put_file(self, local, name):
-            if epoch == 0:
-                raise ConnectionError("cut")
-            connected(self, local, name)
-
-        monkeypatch.setattr(DirFileSystem, "put_file", put_file)
-
+def test_files_are_uploaded_later_or_stay_in_the_copy(whole, memory, tmp_path, monkeypatch):
+    """The upload after the first step fails, and all from the epoch's end on."""
     DirFileSystem = pytest.importorskip("fsspec.implementations.dirfs").DirFileSystem
-    connected = DirFileSystem.put_file
-    history = towers.train(config(run_dir=MEMORY), [at_epoch_end(cut)])
-    assert contents(memory)["final.keras"]
-    assert "; training continues." in contents(memory)["log.txt"].decode() and not copies(tmp_path)
+    connected, cuts = DirFileSystem.put_file, []
+
+    def put_file(self, local, name):
+        if cuts and cuts.pop():
+            raise ConnectionError("cut")
+        connected(self, local, name)
+
+    monkeypatch.setattr(DirFileSystem, "put_file", put_file)
+    cut = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: batch == 0 and cuts.append(True),
+        on_epoch_end=lambda epoch, logs: cuts.extend([True] * 99))
     with pytest.raises(places.LostDirectoryError) as lost:
-        towers.train(config(run_dir=f"{MEMORY}2", epochs=1), [at_epoch_end(cut)])
-    (copy,) = tmp_path.glob("towers-*/run2")
+        towers.train(config(run_dir=MEMORY, epochs=1, checkpoint_every=1), [cut])
+    assert "checkpoints/epoch-0-step-1/manifest.json" in contents(memory)
+    assert "final.keras" not in contents(memory)
+    (copy,) = tmp_path.glob("towers-*/run")
+    assert "; training continues." in (copy / "log.txt").read_text()
     assert str(lost.value) == (
-        f"{MEMORY}2 cannot be written: cut. All that it lacks is in {copy}: continue with "
+        f"{MEMORY} cannot be written: cut. All that it lacks is in {copy}: continue with "
         f"resume={copy}."
     )
     assert command_line.exit_code(lambda: (_ for _ in ()).throw(lost.value)) == 5
-    assert towers.train(towers.TrainConfig(resume=str(copy), epochs=2)) == history
+    assert towers.train(towers.TrainConfig(resume=str(copy), epochs=2)) == whole[1]
 
 
 def test_only_the_process_that_began_last_writes(memory, tmp_path):
@@ -221,12 +243,14 @@ def test_only_the_process_that_began_last_writes(memory, tmp_path):
 
 
 def test_a_fit_resumes_from_memory(memory, tmp_path):
+    layers = [keras.Input((3,)), keras.layers.Dense(2)]
+    parallel = towers.make_parallel(keras.Sequential(layers), gpus=2)
+    parallel.compile("sgd", "mse")
+    first, x = parallel.get_weights(), np.arange(60, dtype="float32").reshape(20, 3) / 60
+
     def fit(callbacks=(), directory=MEMORY):
         keras.utils.set_random_seed(0)
-        parallel = towers.make_parallel(
-            keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)]), gpus=2)
-        parallel.compile("adam", "mse")
-        x = np.arange(60, dtype="float32").reshape(20, 3)
+        parallel.set_weights(first)
         parallel.fit(
             x, x[:, :2], batch_size=4, epochs=2, verbose=0,
             callbacks=[towers.Resume(directory, every=2), *callbacks])

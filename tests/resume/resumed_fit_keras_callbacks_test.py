@@ -16,6 +16,7 @@ import towers
 from tests.parallel.fits import Fits, classifier, rows
 
 C = keras.callbacks
+WEIGHTS = {0: 1.0, 1: 0.5, 2: 3.0}
 KILLS = {"in mid-epoch": 7, "at an epoch's end": 4}  # epochs of 4 steps
 # Keras makes a list of callbacks by itself; BackupAndRestore is refused, see below; OrbaxCheckpoint
 # needs a package that the tests do not install. The other two are base classes.
@@ -29,11 +30,15 @@ def best_weights(directory):
 
 
 def writing(directory):
+    """They also set the rate, and stop the fit after three epochs."""
     def write(epoch, logs):
         (directory / f"{epoch}.csv").write_text(repr(sorted(logs.items())))
 
     batches = f"{directory}/{{epoch}}-{{batch}}.weights.h5"
     return [
+        C.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
+        C.ReduceLROnPlateau("loss", patience=1, min_delta=9.0, factor=0.5, cooldown=1),
+        C.EarlyStopping("loss", patience=2, min_delta=9.0, restore_best_weights=True),
         C.CSVLogger(directory / "log.csv"),
         C.CSVLogger(directory / "log.txt", append=True, separator=";"),
         C.History(),
@@ -49,12 +54,6 @@ def writing(directory):
 # Each function takes the directory for what the callbacks write.
 CASES = {
     "writing": writing,
-    "stopping": lambda directory: [
-        C.EarlyStopping("loss", patience=1, min_delta=9.0, restore_best_weights=True)],
-    "rates": lambda directory: [
-        C.LearningRateScheduler(lambda epoch, rate: rate * 0.7),
-        C.ReduceLROnPlateau("loss", patience=1, min_delta=9.0, factor=0.5, cooldown=1),
-    ],
     "averages": lambda directory: [C.SwapEMAWeights(), best_weights(directory)],
     "averages on epochs": lambda directory: [
         C.SwapEMAWeights(swap_on_epoch=True), best_weights(directory)],
@@ -108,12 +107,13 @@ def test_every_callback_resumes_as_if_the_fit_had_not_been_killed(model, name, k
     def fit(folder, run):
         (tmp_path / folder).mkdir()
         fits = Fits(
-            model, *rows(), callbacks=lambda: CASES[name](tmp_path / folder), epochs=3,
-            shuffle=False, validation_data=rows(5))
+            model, *rows(), callbacks=lambda: CASES[name](tmp_path / folder), epochs=4,
+            shuffle=False, class_weight=WEIGHTS, validation_data=rows(5))
         history, epochs, values = run(fits)
         return repr(sorted(history.items())), epochs, values, written(tmp_path / folder)
 
     whole = fit("whole", lambda fits: fits.plain())
+    assert len(whole[1]) == (4 if "averages" in name else 3)
     again = fit("again", lambda fits: fits.interrupted(tmp_path / "backup", [KILLS[kill]], every=5))
     for part, expected in zip(again, whole, strict=True):
         assert part == expected
@@ -128,16 +128,13 @@ def test_every_callback_is_in_a_case(tmp_path):
     assert tried == shipped
 
 
-@pytest.mark.parametrize("callbacks", [
-    lambda: [], lambda: [C.SwapEMAWeights()],
-    lambda: [C.CSVLogger("/dev/null"), C.EarlyStopping("loss")],
-])
-def test_averages_in_the_model_need_the_callback_that_put_them_there(model, callbacks, tmp_path):
+def test_averages_in_the_model_need_the_callback_that_put_them_there(model, tmp_path):
     fits = Fits(model, *rows(), callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)])
     with pytest.raises(InterruptedError):
-        fits.fit(tmp_path, after=4)
-    with pytest.raises(ValueError, match="callbacks lack SwapEMAWeights.swap_on_epoch=True."):
-        Fits(model, *rows(), callbacks=callbacks).fit(tmp_path)
+        fits.fit(tmp_path, after=4, class_weight=WEIGHTS)
+    for other in ([], [C.SwapEMAWeights()], [C.CSVLogger("/dev/null"), C.EarlyStopping("loss")]):
+        with pytest.raises(ValueError, match="callbacks lack SwapEMAWeights.swap_on_epoch=True."):
+            Fits(model, *rows(), callbacks=lambda: other).fit(tmp_path)
 
 
 def test_backup_and_restore_beside_a_resume_is_an_error(model, tmp_path):
@@ -180,22 +177,23 @@ def test_callbacks_that_were_added_moved_or_removed_leave_the_others_what_they_k
 
     first = Fits(model, *rows(), callbacks=lambda: [C.CSVLogger(tmp_path / "a.csv"), stopping()])
     with pytest.raises(InterruptedError):
-        first.fit(tmp_path / "run", after=9, epochs=5)
+        first.fit(tmp_path / "run", after=9, epochs=5, class_weight=WEIGHTS)
     others = [C.TerminateOnNaN(), stopping(), C.ReduceLROnPlateau("loss")]
     fits = Fits(model, *rows(), callbacks=lambda: others)
-    assert fits.fit(tmp_path / "run", epochs=5)[1] == [0, 1, 2]
+    assert fits.fit(tmp_path / "run", epochs=5, class_weight=WEIGHTS)[1] == [0, 1, 2]
 
 
-def test_a_rate_that_callbacks_have_changed_is_no_edit(tmp_path):
+def test_a_rate_that_callbacks_have_changed_is_no_edit(model, tmp_path):
     """A cell of a notebook that is run again, with the model as the interrupt has left it."""
-    model, data = classifier(optimizer=keras.optimizers.SGD(0.1)), rows()
-    assert float(np.float32(model.optimizer.learning_rate)) == np.float32(0.1)
+    data = rows()
+    model.optimizer.learning_rate = 0.1
 
     def fit(*callbacks):
         resume = towers.Resume(tmp_path)
         slower = C.LearningRateScheduler(lambda epoch, rate: rate / 2)
         return model.fit(
-            *data, batch_size=7, epochs=3, verbose=0, callbacks=[slower, resume, *callbacks])
+            *data, batch_size=7, epochs=3, verbose=0, class_weight=WEIGHTS,
+            callbacks=[slower, resume, *callbacks])
 
     with pytest.raises(InterruptedError):
         fit(stop(after=5))

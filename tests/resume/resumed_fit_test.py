@@ -16,7 +16,7 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import noisy
 from tests.conformance.cases import rows as random_rows
-from tests.parallel.fits import Fits, Interrupt, classifier, rows
+from tests.parallel.fits import Fits, classifier, rows
 from tests.step.assigned_test import keeps
 from towers.resume import checkpointer, checkpoints
 from towers.resume import resumed_fit as resumed_fit
@@ -30,12 +30,6 @@ def model():
 @pytest.fixture(scope="module")
 def fits(model):
     return Fits(model, *rows(), validation_data=rows(5))
-
-
-def test_without_shuffling_a_resume_changes_no_bit(fits, tmp_path):
-    weights = {0: 1.0, 1: 0.5, 2: 3.0}
-    plain = fits.plain(shuffle=False, class_weight=weights)
-    assert fits.fit(tmp_path, shuffle=False, class_weight=weights) == plain
 
 
 class Batches(keras.utils.PyDataset):
@@ -145,21 +139,23 @@ class Own(keras.Sequential):
         return {"loss": self.mean.result()}
 
 
-def fit_fresh(make, directory, *stop, data=rows):
+def fit_fresh(make, directory, data=rows, every=2):
     """(history, values) of a model that is made anew for each fit."""
     model = make()
     history = model.fit(
         *data(), batch_size=7, epochs=2, verbose=0,
-        callbacks=[towers.Resume(directory, every=1), *stop])
+        callbacks=[towers.Resume(directory, every=every)])
     optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
     values = [*model.variables, *(v for o in optimizers for v in o.variables)]
     return history.history, [v.numpy().tobytes() for v in values]
 
 
-def interrupted_fresh(make, directory, after, **options):
-    with pytest.raises(InterruptedError):
-        fit_fresh(make, directory, Interrupt(after), **options)
-    return fit_fresh(make, directory, **options)
+def forget(directory, step):
+    """Leaves what a process has saved that was killed after this step."""
+    for path in checkpoints.find(directory / "checkpoints"):
+        if checkpoints.step_of(path) > step:
+            shutil.rmtree(path)
+    assert checkpoints.step_of(checkpoints.find(directory / "checkpoints")[0]) == step
 
 
 class Two(keras.Model):
@@ -199,31 +195,38 @@ def test_a_fit_restores_all_variables_of_a_model(name, tmp_path):
         parallel.compile(**options)
         return parallel
 
-    whole = fit_fresh(make, tmp_path / "whole", data=lambda: data(*rows()))
+    whole = fit_fresh(make, tmp_path, lambda: data(*rows()))
     assert set(whole[0]) == history
-    assert interrupted_fresh(make, tmp_path / "cut", 6, data=lambda: data(*rows())) == whole
+    forget(tmp_path, 6)
+    assert fit_fresh(make, tmp_path, lambda: data(*rows())) == whole
+
+
+def compiled_by_xla(num_gpus=2):
+    """Its dropout draws other noise than without XLA."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.layers.Dropout(0.3), keras.layers.Dense(3, activation="softmax")]
+    model = keras.Sequential([keras.Input((6,)), *layers])
+    parallel = towers.make_parallel(model, num_gpus, num_towers=3)
+    parallel.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
+    return parallel
 
 
 def test_a_resume_begins_with_a_short_batch_that_xla_does_not_compile(tmp_path):
-    """Compiled dropout draws other noise. Batches of 7 have shards of 3 and 2; the last is of 4."""
-    def make(num_gpus=2):
-        keras.utils.set_random_seed(3)
-        layers = [keras.layers.Dropout(0.3), keras.layers.Dense(3, activation="softmax")]
-        model = keras.Sequential([keras.Input((6,)), *layers])
-        parallel = towers.make_parallel(model, num_gpus, num_towers=3)
-        parallel.compile("sgd", "sparse_categorical_crossentropy", jit_compile=True)
-        return parallel
+    """Batches of 7 have shards of 3 and 2; the last is of 4."""
+    whole = fit_fresh(compiled_by_xla, tmp_path, every=7)
+    forget(tmp_path, 7)
+    assert fit_fresh(lambda: compiled_by_xla(1), tmp_path) == whole
 
-    whole = fit_fresh(make, tmp_path / "whole")
-    with pytest.raises(InterruptedError):
-        fit_fresh(make, tmp_path / "cut", Interrupt(7))
-    older = shutil.copytree(tmp_path / "cut", tmp_path / "older")
-    assert fit_fresh(lambda: make(1), tmp_path / "cut") == whole
-    path, (state, arrays), _ = checkpoints.read_newest(older / "checkpoints")
-    del state["full batch"]  # then XLA compiled every size
+
+@pytest.mark.matrix
+def test_xla_compiles_every_size_after_a_checkpoint_of_an_older_version(tmp_path):
+    whole = fit_fresh(compiled_by_xla, tmp_path, every=7)
+    forget(tmp_path, 7)
+    path, (state, arrays), _ = checkpoints.read_newest(tmp_path / "checkpoints")
+    del state["full batch"]
     shutil.rmtree(path)
     checkpoints.write(path, checkpoints.Checkpoint(state, arrays))
-    assert fit_fresh(make, older) != whole
+    assert fit_fresh(compiled_by_xla, tmp_path, every=7) != whole
 
 
 @pytest.mark.matrix
@@ -238,10 +241,11 @@ def test_a_fit_restores_a_loss_scale_and_averaged_weights(float64, tmp_path):
         made.append(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**20))
         return classifier(optimizer=made[-1])
 
-    whole = fit_fresh(make, tmp_path / "whole")
+    whole = fit_fresh(make, tmp_path)
     assert np.isfinite(whole[0]["loss"]).all()
     assert float(made[-1].dynamic_scale) < 2.0**20
-    assert interrupted_fresh(make, tmp_path / "cut", 6) == whole
+    forget(tmp_path, 6)
+    assert fit_fresh(make, tmp_path) == whole
 
 
 def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp_path):
@@ -327,10 +331,19 @@ def test_a_file_and_a_directory_of_another_fit_are_errors(fits, tmp_path):
         with pytest.raises(ValueError, match=words) as caught:
             Fits(fits.model, *data).fit(tmp_path, **options)
         assert "\n" not in str(caught.value)
-    other = towers.make_parallel(keras.Sequential(fits.model.layers), 2)
-    other.compile("adam", "sparse_categorical_crossentropy")
-    with pytest.raises(ValueError, match="another fit: num_towers .3 then, 2 now."):
-        other.fit(x, y, batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
+    same = fits.model.optimizer.get_config()
+    head = [keras.Input((6,)), keras.layers.Dense(3, activation="softmax")]
+    for layers, num_towers, optimizer, words in [
+        (fits.model.layers, 2, same, "another fit: num_towers .3 then, 2 now."),
+        (fits.model.layers, 3, {"learning_rate": 0.1},
+         r"optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched"),
+        (head, 3, same, r"holds another model: here \S*kernel is float32 \[6, 3\], in .*\[6, 5\]"),
+    ]:
+        other = towers.make_parallel(keras.Sequential(layers), 2, num_towers=num_towers)
+        adam = keras.optimizers.Adam.from_config(optimizer)
+        other.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
+        with pytest.raises(ValueError, match=words):
+            other.fit(x, y, batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
 
 
 @pytest.mark.parametrize("state, words", [

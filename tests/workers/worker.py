@@ -1,4 +1,4 @@
-"""python -m tests.workers.worker WHAT: one worker that meets those that TF_CONFIG names."""
+"""python -m tests.workers.worker WHAT...: one worker that meets those that TF_CONFIG names."""
 
 import ctypes
 import json
@@ -13,6 +13,7 @@ import tensorflow as tf
 import towers
 from towers.machine import tensorflow_internals
 from towers.machine.logical import logical_cpus
+from towers.step import checks
 from towers.workers import watch, workers
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
 from towers.workers.worker_collectives import WorkerCollectives
@@ -67,12 +68,18 @@ def steps(cluster, meet=None):
 
 
 def differ(cluster):
-    """Each worker says something else of itself."""
+    """Each worker says something else of itself; then worker 1 has another version of Keras."""
     cluster.check_same({"seed": 1})
     try:
         cluster.check_same({"seed": 1, "index": cluster.index, **{c: cluster.index for c in "abc"}})
     except ValueError as error:
-        say(str(error))
+        first = str(error)
+    version, keras.__version__ = keras.__version__, str(cluster.index)
+    try:
+        checks.check_agreement(cluster, [], {})
+    except ValueError as error:
+        say([first, str(error)])
+    keras.__version__ = version
 
 
 def loop(cluster):
@@ -151,11 +158,12 @@ def say(what):
     print(json.dumps(what), flush=True)
 
 
-def main(what):
+def main(*acts):
     logical_cpus(2)
     try:
         cluster = workers.join_workers()
-        what(cluster)
+        for act in acts:
+            act(cluster)
         cluster.barrier()
     except LostWorkerError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
@@ -163,4 +171,4 @@ def main(what):
 
 
 if __name__ == "__main__":
-    main(globals()[sys.argv[1]])
+    main(*(globals()[name] for name in sys.argv[1:]))
