@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import processes
+
 ROOT = Path(__file__).parents[1]
 SETUP = configparser.ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
@@ -70,9 +72,8 @@ def test_an_installed_command_starts_and_says_its_name(name, tmp_path):
     script = tmp_path / "bin" / name
     script.parent.mkdir(exist_ok=True)
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    done = subprocess.run(
-        [sys.executable, script, "--help"], cwd=tmp_path, text=True, timeout=100,
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True)
+    done = processes.run(script, "--help", cwd=tmp_path, timeout=100,
+                         environment={**os.environ, "PYTHONPATH": str(ROOT)})
     assert (done.returncode, done.stderr) == (0, "") and name in done.stdout
 
 

@@ -58,7 +58,6 @@ def trained(make, num_towers=None, epochs=2):
     """(history, evaluation, all variables, hidden ones too); by Keras without a tower count."""
     model, history = fitted(make, num_towers, epochs)
     evaluated = model.evaluate(*data(), batch_size=8, verbose=0, return_dict=True)
-    model.predict(data()[0], batch_size=8, verbose=0)
     keeps = [layer for layer in model.layers if isinstance(layer, Keeps)]
     hidden = [v for layer in keeps for v in (layer.calls, layer.hidden().state)]
     return history, evaluated, [v.numpy() for v in [*model.variables, *hidden]]

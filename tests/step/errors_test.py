@@ -115,7 +115,7 @@ def batch():
     return x, generator.integers(0, 3, BATCH)
 
 
-def make_step(nonfinite, optimizer="adam"):
+def make_step(nonfinite, optimizer="sgd"):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
         return towers.TowerStep(

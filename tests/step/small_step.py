@@ -22,7 +22,7 @@ def plain():
     return [keras.Input((6,)), L.Dense(3, activation="softmax")]
 
 
-def make_step(num_devices=2, layers=dense, optimizer="adam", **options):
+def make_step(num_devices=2, layers=dense, optimizer="sgd", **options):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
         return towers.TowerStep(

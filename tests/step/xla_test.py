@@ -124,19 +124,20 @@ def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_t
 
 
 def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():
-    """With XLA the noise is another, so that the layers draw none."""
+    """With XLA the noise is another, so that the layers draw none; of one size, to compile once."""
     rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(2, 7, 5, 3)), rng.normal(size=(2, 7, 1))
+    x, y = rng.normal(size=(2, 6, 5, 3)), rng.normal(size=(2, 6, 1))
     found = []
-    for num_devices in (1, 3, None):
+    for num_devices in (1, 2, None):
         keras.utils.set_random_seed(0)
         with tf.device("/cpu:0"):
             model = recurrent(L.Masking(), L.GRU(4))
         if num_devices is None:
-            model.compile("adam", "mse", run_eagerly=True)
-            model.fit(x.reshape(14, 5, 3), y.reshape(14, 1), batch_size=7, shuffle=False, verbose=0)
+            model.compile("sgd", "mse", run_eagerly=True)
+            for rows, labels in zip(x, y, strict=True):
+                model.train_on_batch(rows, labels)
         else:
-            step = towers.TowerStep(model, "adam", "mse", num_towers=3,
+            step = towers.TowerStep(model, "sgd", "mse", num_towers=2,
                                     devices=[f"/cpu:{i}" for i in range(num_devices)])
             for rows, labels in zip(x, y, strict=True):
                 step(rows, labels)
