@@ -18,14 +18,15 @@ CASES = {case.name: case for case in ODD}
 L = keras.layers
 
 
-def compiled(name, cls=keras.Model, num_towers=None):
-    """A case's model, of a class, parallel if there are towers."""
+def compiled(name, cls=keras.Model, num_towers=None, **options):
+    """A case's model, of a class, parallel if there are towers; else it runs eagerly, as sooner."""
     case = CASES[name]
     keras.utils.set_random_seed(3)
     plain = case.build()
     model = cls(plain.input, plain.output)
     model = towers.make_parallel(model, 2, num_towers=num_towers) if num_towers else model
-    model.compile("adam", jit_compile=False, **case.compile)
+    arguments = {**case.compile, **options}
+    model.compile("adam", jit_compile=False, run_eagerly=not num_towers, **arguments)
     return model
 
 
@@ -69,11 +70,13 @@ class Gathered(keras.Model):
 @pytest.mark.parametrize("cls", [keras.Model, Custom, Gathered], ids=lambda cls: cls.__name__)
 def test_fit_evaluate_and_predict_are_keras(cls, name, float64):
     x, y, weights = examples(name)
+    is_ragged_output = name == "ragged_output" and cls is not Gathered
+    options = {"loss": square_row_error, "metrics": [square_row_error]} if is_ragged_output else {}
 
     def results(num_towers=None):
-        model = compiled(name, cls, num_towers)
-        history = model.fit(x, y, sample_weight=weights, batch_size=8, epochs=2, verbose=0)
-        found = [history.history["loss"], model.get_weights()]
+        model = compiled(name, cls, num_towers, **options)
+        history = model.fit(x, y, sample_weight=weights, batch_size=8, verbose=0).history
+        found = [[*history.values()], model.get_weights()]
         if cls is not Gathered:
             found.append(model.predict(x, batch_size=8, verbose=0))
         if cls is Custom:
@@ -88,22 +91,18 @@ def square_error(y, y_pred):
     return tf.reduce_mean(tf.square(y - y_pred), axis=-1)
 
 
-def absolute_row_error(y, y_pred):
-    return tf.reduce_sum(tf.abs(y - y_pred), axis=[1, 2])
+def square_row_error(y, y_pred):
+    """Traced sooner than y - y_pred, which might broadcast."""
+    squares = tf.ragged.map_flat_values(tf.math.squared_difference, y, y_pred)
+    return tf.reduce_sum(squares, axis=[1, 2])
 
 
-def test_metrics_of_a_step_take_sparse_and_ragged_labels(float64):
-    devices = towers.tower_devices(3, "cpu")
-    x, y, _ = examples("sparse")
-    step = TowerStep(
-        compiled("sparse"), "sgd", square_error, metrics=[square_error], devices=devices)
+def test_metrics_of_a_step_take_sparse_labels(float64):
+    devices, (x, y, _) = towers.tower_devices(2, "cpu"), examples("sparse")
+    step = TowerStep(compiled("sparse"), "sgd", square_error, metrics=[square_error],
+                     devices=devices, jit_compile=False)
     logs = step(x, tf.sparse.from_dense(y))
     np.testing.assert_allclose(logs["square_error"], logs["loss"], rtol=1e-6)
-    x, y, _ = examples("ragged_output")
-    step = TowerStep(compiled("ragged_output"), "sgd", **CASES["ragged_output"].compile,
-                     metrics=[absolute_row_error], devices=devices)
-    expected = np.mean(absolute_row_error(y, compiled("ragged_output")(x)))
-    np.testing.assert_allclose(step(x, y)["absolute_row_error"], expected, rtol=1e-6)
 
 
 @pytest.mark.telling("cpu")
@@ -115,16 +114,14 @@ def test_prefetched_shards_and_any_devices_give_the_same_bits(name, policy):
     def trained(num_devices, to_devices):
         model = compiled(name)
         devices = towers.tower_devices(num_devices, "cpu")
-        step = TowerStep(
-            model, "adam", **CASES[name].compile, devices=devices, num_towers=4, policy=policy)
+        step = TowerStep(model, "adam", **CASES[name].compile, devices=devices, num_towers=4,
+                         policy=policy, jit_compile=False)
         batches = [examples(name, count, seed=count) for count in (9, 8, 3)]
         for batch in prefetched(step, batches, to_devices=to_devices):
             step.train_batch(**batch._asdict())
         return model.get_weights()
 
-    expected = trained(1, False)
-    assert_same(trained(4, True), expected)
-    assert_same(trained(2, True), expected)
+    assert_same(trained(4, True), trained(1, False))
 
 
 class Normalized(L.Layer):
@@ -152,14 +149,14 @@ def test_a_synchronized_tower_takes_ragged_input(float64):
         model = keras.Model(inputs, L.Dense(3)(Normalized()(L.Embedding(20, 4)(inputs))))
         step = TowerStep(
             model, "sgd", "mse", devices=towers.tower_devices(num_towers, "cpu"),
-            batch_norm="synchronized")
+            batch_norm="synchronized", jit_compile=False)
         rng = np.random.default_rng(0)
         lengths = [1, 5, 2, 4, 3, 3, 1, 5, 2, 4]
         x = tf.RaggedTensor.from_row_lengths(rng.integers(0, 20, 30), lengths)
         step(x, rng.normal(size=(10, 3)))
         return model.get_weights()
 
-    assert_same(trained(4), trained(1), 1e-10)
+    assert_same(trained(3), trained(1), 1e-10)
 
 
 def run(name, split, config=None, **options):
@@ -169,7 +166,7 @@ def run(name, split, config=None, **options):
     return towers.train(config, model=model, train=split, test=split), model.get_weights()
 
 
-def test_a_run_trains_on_ragged_examples_and_resumes_to_the_same_bits(tmp_path):
+def test_a_run_trains_on_ragged_examples_and_resumes_to_the_same_bits(tmp_path, without_charts):
     x, y, _ = examples("ragged", 20)
     split = tf.cast(x, tf.int32), y
     history, weights = run("ragged", split, run_dir=tmp_path / "whole")
@@ -182,7 +179,7 @@ def test_a_run_trains_on_ragged_examples_and_resumes_to_the_same_bits(tmp_path):
 
 
 @pytest.mark.matrix
-def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64):
+def test_a_run_trains_on_sparse_examples_as_on_dense_ones(tmp_path, float64, without_charts):
     x, y, _ = examples("sparse", 20)
     dense = {**x, "words": tf.sparse.to_dense(x["words"])}
     expected = run("sparse", (dense, y), run_dir=tmp_path / "dense")

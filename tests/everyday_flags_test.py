@@ -29,14 +29,17 @@ def trained(num_towers=3, **values):
 def by_keras(
     optimizer, loss="sparse_categorical_crossentropy", prepare=None, class_weight=None,
 ):
-    """Keras' fit on one device, in the order of examples of the same run: (history, model)."""
+    """Keras' fit on one device, in the order of examples of the same run: (history, model).
+
+    It runs eagerly, which is sooner done than to trace it.
+    """
     train, (x_test, y_test) = small_data()
     examples = load_examples(train)
     keras.utils.set_random_seed(0)
     model = small_model((NUM_CLASSES,), NUM_CLASSES)
     if prepare is not None:
         prepare(model)
-    model.compile(optimizer, loss)
+    model.compile(optimizer, loss, run_eagerly=True)
     losses = {"loss": [], "val_loss": []}
     for epoch in range(EPOCHS):
         total = 0.0
