@@ -59,7 +59,8 @@ def relative_difference(ours, theirs):
 
 
 @pytest.mark.telling(  # the other models are similar to one of these
-    "[!cglmn]*-3", "layer_norm-3", "l2-3", "masked_gru-3", "mean_with_*-3", "nested_outputs-3")
+    "resnet20-3", "two_outputs_dict-3", "nested_outputs-3", "embedding-3", "ragged_output-3",
+    "sparse-3", "masked_gru-3", "activity-3", "adds_loss-3", "weights_of_both_signs-3", "sum-3")
 @pytest.mark.parametrize("num_towers", TOWERS)
 @pytest.mark.parametrize("case", CASES.values(), ids=str)
 def test_the_averaged_gradient_is_the_full_batch_gradient(case: Case, num_towers: int, float64):
