@@ -211,6 +211,7 @@ time.sleep(100)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux alone knows prctl")
+@pytest.mark.telling("9")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_ends_with_its_parent(number):
     starter = subprocess.Popen(

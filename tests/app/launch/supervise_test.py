@@ -56,12 +56,12 @@ def test_lines_come_when_they_are_printed(tmp_path):
 
 
 def test_all_output_is_shown_in_order_and_of_a_bar_its_last_state(tmp_path):
-    text = "for i in range(20_000): print(f'{index} {i}')\nprint('1/2\\r2/2\\nno end', end='')"
+    text = "for i in range(5_000): print(f'{index} {i}')\nprint('1/2\\r2/2\\nno end', end='')"
     code, lines, _ = launch(tmp_path, text, "--workers=2")
     assert code == 0
     for index, prefix in enumerate(("", "[worker 1] ")):
         own = [line for line in lines if line.startswith("[") == bool(prefix)]
-        expected = [*(f"{index} {i}" for i in range(20_000)), "2/2", "no end"]
+        expected = [*(f"{index} {i}" for i in range(5_000)), "2/2", "no end"]
         assert own == [f"{prefix}{text}" for text in expected]
 
 

@@ -258,6 +258,7 @@ def test_useful_examples_decide_what_learns_fastest():
     ) in advice(rows, on_gpus=True)
 
 
+@pytest.mark.telling("speeds2")
 @pytest.mark.parametrize("speeds", [
     {(64, 1): 100},
     {(64, 2): 100, (128, 1): 100},
