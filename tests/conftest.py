@@ -4,6 +4,7 @@ import contextlib
 import ctypes
 import fnmatch
 import gc
+import glob
 import os
 import signal
 import tempfile
@@ -12,13 +13,7 @@ from typing import Any
 
 import pytest
 
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-
-from tests.isolation import Isolation  # noqa: E402
-from towers.machine.devices import has_gpus  # noqa: E402  (TensorFlow reads the variable at import)
-from towers.machine.logical import logical_cpus, logical_gpus  # noqa: E402
-from towers.machine.devices import REHEARSAL, is_rehearsal  # noqa: E402
-from towers.machine.tensorflow_internals import custom_gradients_forgotten  # noqa: E402
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it at import
 
 _LONG = (  # begun last, the others would be done before it
     "continued_test", "errors_test", "gradients_test", "interrupted_test", "remote_dir_test",
@@ -31,16 +26,24 @@ for ignored, handler in (
 ):  # of what a script starts with "&" or nohup: processes of tests, too, obey these
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, handler)
-logical_cpus(8, num_towers=2)
-if has_gpus():
-    logical_gpus(8, memory_mib=_GPU_MIB)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if _is_isolated(config):
-        config.pluginmanager.register(Isolation(config))
-    if not (hasattr(config, "workerinput") or has_gpus()):
+    """Makes the devices, unless this process only hands tests to others: it needs no TensorFlow."""
+    is_worker = hasattr(config, "workerinput")
+    if not (is_worker or glob.glob("/dev/nvidia[0-9]*")):
         config.add_cleanup(_keep_programs())
+    if is_worker or config.getoption("dist") == "no":
+        from towers.machine.devices import has_gpus
+        from towers.machine.logical import logical_cpus, logical_gpus
+
+        logical_cpus(8, num_towers=2)
+        if has_gpus():
+            logical_gpus(8, memory_mib=_GPU_MIB)
+    if _is_isolated(config):
+        from tests.isolation import Isolation
+
+        config.pluginmanager.register(Isolation(config))
 
 
 def _keep_programs() -> Callable[[], None]:
@@ -56,12 +59,18 @@ def _keep_programs() -> Callable[[], None]:
 
 def _is_isolated(config: pytest.Config) -> bool:
     """Whether each module has a process of its own. A GPU's driver would not survive the fork."""
-    return hasattr(config, "workerinput") and not has_gpus()
+    if not hasattr(config, "workerinput"):
+        return False
+    from towers.machine.devices import has_gpus
+
+    return not has_gpus()
 
 
 @pytest.hookimpl(tryfirst=True)  # before what `-m` deselects
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Marks the matrix; puts the longest files first; skips what needs a GPU, unless rehearsed."""
+    from towers.machine.devices import REHEARSAL, has_gpus, is_rehearsal
+
     _mark_matrix(items)
     items.sort(key=lambda item: item.path.stem not in _LONG)
     if has_gpus() or is_rehearsal():
@@ -98,6 +107,8 @@ def _nothing_left(request):
     if _is_isolated(request.config):
         yield
         return
+    from towers.machine.tensorflow_internals import custom_gradients_forgotten
+
     with custom_gradients_forgotten():
         yield
     import keras
