@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import towers
 from tests.custom_step.steps import (
-    fit, fit_alike, mean_square, model_with, pairs, refused, step_of, update,
+    fit, fit_alike, mean_square, model_with, refused, step_of, update,
 )
 from towers.machine.loss_internals import marked
 
@@ -54,14 +54,6 @@ def test_another_thread_sees_the_calls_as_they_are():
     fit(towers.make_parallel(model_with(step), 2))
     assert other.result() == 4.0 and other.count.numpy() == 1.0
     assert found == [6.0]
-
-
-def test_a_fixed_input_that_all_towers_share_is_no_batch(float64):
-    def step(model, data):
-        grid = tf.reshape(tf.range(12.0), [3, 4])
-        return {"loss": tf.reduce_mean(model.layers[0](grid)) + tf.reduce_mean(data[0])}
-
-    fit_alike(lambda: model_with(step))
 
 
 @pytest.mark.telling("mask")
@@ -166,22 +158,7 @@ def test_a_keras_loss_that_is_given_too_few_rows_is_warned_of():
                and "patches_test.py" in m for m in messages)
 
 
-def test_an_attack_in_a_loop_goes_as_far_as_on_one_device(float64):
-    """The gradient of a mean with respect to rows has n_i / N inside of tf.while_loop, too."""
-    def attacked(model, x, y):
-        def move(i, worse):
-            with tf.GradientTape() as tape:
-                tape.watch(worse)
-                loss = mean_square(model, worse, y)
-            return i + 1, worse + 0.5 * tape.gradient(loss, worse)
-
-        _, worse = tf.while_loop(lambda i, _: i < 3, move, [0, x])
-        return mean_square(model, worse, y)
-
-    fit_alike(lambda: model_with(step_of(attacked)), num_towers=5, batch_size=7)
-
-
-def gradients_of_rows(model, x, y):
+def slopes_of(model, x, y):
     """The slope of a mean, and of a sum, over the batch with respect to its rows."""
     with tf.GradientTape(persistent=True) as tape:
         tape.watch(x)
@@ -190,46 +167,47 @@ def gradients_of_rows(model, x, y):
     return tape.gradient(mean, x), tape.gradient(total, x)
 
 
+def attacked(model, x, y):
+    """Rows that are moved uphill in a loop."""
+    def move(i, worse):
+        with tf.GradientTape() as tape:
+            tape.watch(worse)
+            loss = mean_square(model, worse, y)
+        return i + 1, worse + 0.5 * tape.gradient(loss, worse)
+
+    return tf.while_loop(lambda i, _: i < 3, move, [0, x])[1]
+
+
+def jacobians_of(model, x):
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        output = tf.tanh(model(x))
+    return tape.batch_jacobian(output, x)
+
+
 def test_gradients_with_respect_to_rows_are_those_of_the_whole_batch(float64):
+    """Of a mean they have n_i / N, in a loop, too; jacobians are row by row.
+
+    Normalized, as in virtual adversarial training, the zeros of an empty shard would be NaN, for
+    all towers.
+    """
     def step(model, data):
-        of_mean, of_sum = gradients_of_rows(model, *data)
-        return {"mean": tf.reduce_mean(tf.norm(of_mean, axis=1)),
-                "sum": tf.reduce_mean(tf.norm(of_sum, axis=1))}
-
-    for num_towers in (3, 16):
-        fit_alike(lambda: model_with(step), num_towers=num_towers, batch_size=7)
-
-
-def test_output_gradients_may_divide_by_the_number_of_rows(float64):
-    def step(model, data):
+        x, y = data
         with tf.GradientTape() as tape:
-            outputs = model(data[0])
-        slope = (outputs - data[1]) / tf.cast(tf.shape(outputs)[0], outputs.dtype)
-        weights = model.trainable_weights
-        model.optimizer.apply(tape.gradient(outputs, weights, output_gradients=slope), weights)
-        return {"slope": tf.reduce_sum(slope)}
+            of_mean, of_sum = slopes_of(model, x, y)
+            normalized = of_mean / tf.norm(of_mean, axis=1, keepdims=True)
+            logs = {
+                "mean": tf.reduce_mean(tf.norm(of_mean, axis=1)),
+                "sum": tf.reduce_mean(tf.norm(of_sum, axis=1)),
+                "normalized": mean_square(model, x + 0.1 * normalized, y),
+                "attacked": mean_square(model, attacked(model, x, y), y),
+                "jacobians": tf.reduce_mean(jacobians_of(model, x) ** 2),
+            }
+            loss = logs["normalized"] + logs["attacked"] + logs["jacobians"]
+        update(model, tape, loss)
+        return logs
 
-    fit_alike(lambda: model_with(step), num_towers=3, batch_size=7)
-
-
-def test_a_direction_in_which_each_row_loses_most_is_finite_in_empty_shards(float64):
-    """Virtual adversarial training: zeros that are normalized would be NaN, for all towers."""
-    def worse(model, x, y):
-        slope, _ = gradients_of_rows(model, x, y)
-        return mean_square(model, x + 0.1 * slope / tf.norm(slope, axis=1, keepdims=True), y)
-
-    fit_alike(lambda: model_with(step_of(worse)), num_towers=16, batch_size=7)
-
-
-def test_jacobians_are_row_by_row(float64):
-    def smooth(model, x, y):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            output = tf.tanh(model(x))
-        slopes = tape.batch_jacobian(output, x)
-        return tf.reduce_mean(slopes ** 2) + tf.reduce_mean((output - y) ** 2)
-
-    fit_alike(lambda: model_with(step_of(smooth)), batch_size=4)
+    fit_alike(lambda: model_with(step), num_towers=5, batch_size=7)  # uneven and empty shards
 
 
 class Halves(keras.optimizers.SGD):
@@ -239,13 +217,21 @@ class Halves(keras.optimizers.SGD):
         super().apply([g / 2.0 for g in grads], trainable_variables)
 
 
-def test_an_optimizer_with_an_apply_of_its_own_is_called_once_at_home(float64):
+def test_output_gradients_may_divide_by_rows_and_an_own_apply_is_called_once_at_home(float64):
+    def step(model, data):
+        with tf.GradientTape() as tape:
+            outputs = model(data[0])
+        slope = (outputs - data[1]) / tf.cast(tf.shape(outputs)[0], outputs.dtype)
+        weights = model.trainable_weights
+        model.optimizer.apply(tape.gradient(outputs, weights, output_gradients=slope), weights)
+        return {"slope": tf.reduce_sum(slope)}
+
     def make():
-        model = model_with(step_of(mean_square))
+        model = model_with(step)
         model.compile(Halves(0.5), jit_compile=False)
         return model
 
-    _, ours = fit_alike(make, *pairs(), batch_size=4)
+    _, ours = fit_alike(make, num_towers=3, batch_size=4)
     assert ours.optimizer.iterations.numpy() == 3
 
 
