@@ -159,12 +159,22 @@ def test_a_killed_process_resumes_on_any_devices_to_the_same_bits(
     name = next(name for name, other in ENTRY_POINTS.items() if other is entry)
     killed = processes.run("-m", "tests.interrupted_test", name, tmp_path / "run", moment)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
-    assert entry.run(tmp_path / "run", num_gpus=3) == uninterrupted(entry)
+    assert entry.run(tmp_path / "run") == uninterrupted(entry)
 
 
 class InValidation(C.Callback):
+    """Interrupts the validation of an epoch of this process."""
+
+    def __init__(self, epoch=0):
+        super().__init__()
+        self.left = epoch
+
+    def on_test_begin(self, logs=None):
+        self.left -= 1
+
     def on_test_batch_begin(self, batch, logs=None):
-        raise InterruptedError
+        if self.left < 0:
+            raise InterruptedError
 
 
 class Stop(C.Callback):
@@ -200,14 +210,15 @@ class Count(C.Callback):
         self.count = state
 
 
-@pytest.mark.telling("train")
-def test_callbacks_resume_with_their_state(entry, tmp_path, monkeypatch):
+@pytest.mark.telling("train-after0")
+@pytest.mark.parametrize("after", [[], [5]])
+def test_callbacks_resume_with_their_state(entry, after, tmp_path, monkeypatch):
     """They change the learning rate, average weights, stop early and restore the best weights."""
     monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
         0.1, use_ema=True, ema_momentum=0.6))
     monkeypatch.setitem(SCRIPT, "layers", list)
 
-    def run(name, after):
+    def run(name, after=()):
         def callbacks():
             return [
                 Count(),
@@ -219,19 +230,19 @@ def test_callbacks_resume_with_their_state(entry, tmp_path, monkeypatch):
                     "accuracy", patience=2, min_delta=1.0, mode="max", restore_best_weights=True),
             ]
 
-        if after:
+        if name == "cut":
             with pytest.raises(InterruptedError):
                 entry.run(
-                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation()], epochs=9)
+                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation(1)], epochs=9)
         outcome = interrupted(entry, tmp_path / name, after, callbacks=callbacks, epochs=9)
         return outcome, (tmp_path / f"{name}.csv").read_text()
 
-    whole = run("whole", [])
+    whole = run("whole")
     assert len(whole[0][0]["loss"]) == 3
-    assert run("run", [5]) == whole
+    assert run("cut", after) == whole
 
 
-@pytest.mark.telling("fit-True")
+@pytest.mark.matrix
 @pytest.mark.parametrize("swap_on_epoch", [None, False, True])
 def test_a_complete_run_returns_its_history_and_resumes_with_more_epochs(
     entry, swap_on_epoch, tmp_path, monkeypatch
@@ -364,9 +375,10 @@ def test_a_directory_in_use_is_an_error(entry, begun):
 
 
 def _main(name, directory, moment):
-    """python -m tests.interrupted_test ENTRY_POINT DIRECTORY MOMENT: a run that is killed."""
+    """python -m tests.interrupted_test ENTRY_POINT DIRECTORY MOMENT: killed, on 3 devices."""
     towers.logical_cpus(8, num_towers=2)
-    ENTRY_POINTS[name].run(Path(directory), every=2, after=5, call=KILLS[moment])
+    run = ENTRY_POINTS[name].run
+    run(Path(directory), every=2, after=5, call=KILLS[moment], num_gpus=3)
 
 
 if __name__ == "__main__":

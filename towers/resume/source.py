@@ -120,21 +120,21 @@ class Epoch(NamedTuple):
         """Returns the indices, below `count`, of the examples or files at these places."""
         return places if self.seed is None else shuffled(places, self.seed, self.number, count)
 
-    def indices(self, num_examples: int) -> tf.data.Dataset:
-        """Returns int64 [B] for each batch: order(start_step * B), ..., order(N - 1).
+    def indices(self, num_examples: int, use: Any = lambda index: index) -> tf.data.Dataset:
+        """Returns use(int64 [B]) for each batch: order(start_step * B), ..., order(N - 1).
 
         If this worker does not need an example, ~index, which is negative, stands for it.
         """
         size = self.batch_size
 
         @as_written
-        def indices_of(step: tf.Tensor) -> tf.Tensor:
+        def indices_of(step: tf.Tensor) -> Any:
             begin = step * size
             end = tf.minimum(begin + size, num_examples)
             index = self.order(tf.range(begin, end), num_examples)
-            if self.rows is None:
-                return index
-            return tf.where(self.rows(tf.size(index)), index, ~index)
+            if self.rows is not None:
+                index = tf.where(self.rows(tf.size(index)), index, ~index)
+            return use(index)
 
         steps = tf.data.Dataset.range(self.start_step, num_steps(num_examples, size))
         return steps.map(indices_of)
@@ -230,15 +230,14 @@ class InMemory(DataSource):
                 yield b"\0".join(values) if part.dtype == tf.string else values.view(np.uint8).data
 
     def batches(self, epoch: Epoch) -> tf.data.Dataset:
-        parts = self.parts
-
         # The function captures the tensors: constants are limited to protobuf's 2 GB.
-        @as_written
         def rows(index: tf.Tensor) -> Any:
             place = tf.maximum(index, ~index)
-            return index, tf.nest.map_structure(lambda part: gather_rows(part, place), parts)
+            batch = tf.nest.map_structure(lambda part: gather_rows(part, place), self.parts)
+            return batch if epoch.change is None else (index, batch)
 
-        return of_batches(epoch.indices(self.num_examples).map(rows), epoch)
+        batches = epoch.indices(self.num_examples, rows)
+        return prepare_ahead(batches) if epoch.change is None else of_batches(batches, epoch)
 
 
 def num_steps(num_examples: int, batch_size: int) -> int:
