@@ -144,7 +144,7 @@ def test_averages_in_the_model_need_the_callback_that_put_them_there(model, tmp_
         fits.fit(tmp_path, after=4, class_weight=WEIGHTS)
     for other in ([], [C.SwapEMAWeights()], [C.CSVLogger("/dev/null"), C.EarlyStopping("loss")]):
         with pytest.raises(ValueError, match="callbacks lack SwapEMAWeights.swap_on_epoch=True."):
-            Fits(model, *rows(), callbacks=lambda: other).fit(tmp_path)
+            Fits(model, *rows(), callbacks=lambda: other).fit(tmp_path, class_weight=WEIGHTS)
 
 
 def test_backup_and_restore_beside_a_resume_is_an_error(model, tmp_path):
