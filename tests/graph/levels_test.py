@@ -1,5 +1,7 @@
 """What each tensor of a traced step depends on, and the stage of each operation."""
 
+import sys
+
 import pytest
 import tensorflow as tf
 
@@ -50,7 +52,7 @@ def test_a_regularizers_gradient_is_with_its_parameter():
 def test_a_graph_may_be_deeper_than_pythons_stack():
     with tf.Graph().as_default():
         x = value = tf.compat.v1.placeholder(tf.float32, [None, 3])
-        for _ in range(3000):
+        for _ in range(sys.getrecursionlimit() + 100):
             value = value + 1.0
         for dependence in (Dependence(), StageLevels(3)):
             dependence.feed(x, local=True, level=2)

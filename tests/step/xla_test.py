@@ -131,7 +131,7 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():
     for num_devices in (1, 2, None):
         keras.utils.set_random_seed(0)
         with tf.device("/cpu:0"):
-            model = recurrent(L.Masking(), L.GRU(4))
+            model = recurrent(L.Masking(), L.SimpleRNN(4))
         if num_devices is None:
             model.compile("sgd", "mse", run_eagerly=True)
             for rows, labels in zip(x, y, strict=True):
