@@ -186,7 +186,7 @@ def share_waited(num_stages, num_towers):
     return min(shares)
 
 
-@pytest.mark.telling("gpu-2-nested")
+@pytest.mark.telling("gpu-2-shared")
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("count", [2, 3, 4])
 @pytest.mark.parametrize("policy", POLICIES)

@@ -122,15 +122,15 @@ def custom_gradients_in_scope() -> Iterator[None]:
     """
     def recording(original: Callable) -> Callable:
         def record_in_scope(
-            op_type: Any, outputs: Any, inputs: Any, backward: Callable, *others: Any, **more: Any
+            op_type: Any, outputs: Any, inputs: Any, backward_function: Any, *rest: Any, **more: Any
         ) -> Any:
             scope = tf.get_current_name_scope()
 
             def backward_in_scope(*gradients: Any) -> Any:
                 with tf.name_scope(f"gradient_tape/{scope}/"):
-                    return backward(*gradients)
+                    return backward_function(*gradients)
 
-            return original(op_type, outputs, inputs, backward_in_scope, *others, **more)
+            return original(op_type, outputs, inputs, backward_in_scope, *rest, **more)
 
         return record_in_scope
 
