@@ -25,8 +25,9 @@ def make(steps_per_execution=1):
             keras.layers.Dropout(0.3), keras.layers.Dense(3, activation="softmax"),
         ])
     parallel = towers.make_parallel(model, [1, 2, 3], num_towers=4)
-    parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"],
-                     steps_per_execution=steps_per_execution)
+    parallel.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy",
+        metrics=["accuracy"], steps_per_execution=steps_per_execution)
     return parallel
 
 
