@@ -21,7 +21,7 @@ from tests.conformance.cases import BUILT_IN, Case, ODD, fan_out, rows
 from tests.custom_step.steps import mean_square, step_of
 from tests.processes import ROOT
 
-REPEATS = {"wide_fan_out": 400, "own_step": 400}  # each takes a millisecond; else 30
+REPEATS = {"wide_fan_out": 200, "own_step": 200}  # each takes a millisecond; else 30
 NUM_THREADS = 8
 SIZE = 128
 
