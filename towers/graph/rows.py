@@ -106,7 +106,7 @@ class Rows:
             found = _CALLS[op.type](op) if op.type in _CALLS else infer(op)
             return [
                 with_padding(op, output, forgive(op, fact))
-                for output, fact in zip(operation.outputs, found, strict=True)
+                for output, fact in zip(operation.outputs, found)  # a gradient adds to a function's
             ]
 
         def needs(operation: tf.Operation) -> list[tf.Tensor]:
