@@ -137,7 +137,6 @@ def endless(batch):
     return tf.data.Dataset.from_generator(lambda: iter([batch] * 9), output_signature=signature)
 
 
-@pytest.mark.telling("steps of its own")
 @pytest.mark.parametrize("kind", [keras.Model, Counts], ids=["Keras' steps", "steps of its own"])
 def test_a_batch_with_different_numbers_of_rows_changes_nothing_in_a_parallel_model(kind):
     model, good = make_model(kind), made(9, 9)

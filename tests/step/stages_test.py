@@ -8,6 +8,7 @@ import dataclasses
 import itertools
 import subprocess
 import sys
+import warnings
 import time
 
 import keras
@@ -117,6 +118,18 @@ def test_xla_does_not_compile_stages_nor_are_there_copies():
     model = chain(4, 4)
     model.compile("sgd", "mse", jit_compile=True)
     assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).uses_xla
+
+
+def test_a_warning_says_that_xla_compiles_a_model_only_without_stages():
+    def uses_xla(**options):
+        model = keras.Sequential([keras.Input((5, 3)), L.GRU(4), L.Dense(2)])
+        return towers.TowerStep(model, "sgd", "mse", devices=devices(2), **options).uses_xla
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert uses_xla() and not uses_xla(jit_compile=False, gpus_per_tower=2)
+    with pytest.warns(UserWarning, match="XLA compiles this model only without stages"):
+        assert not uses_xla(gpus_per_tower=2)
 
 
 def test_a_device_computes_its_own_stage_and_adds_its_gradients():

@@ -1,7 +1,7 @@
 """Holds the rules of operations that take or write rows by an index: slices, gathers and lists.
 
-Loops read and write rows in lists. The fact of a list is that of its tensors, stacked along a new
-first axis: 0 is the batch axis of a list of rows, and 1 of a list of steps with a batch axis 0.
+Loops read and write rows in lists. The fact of a list describes its tensors, stacked along a new
+first axis. In a list of rows, axis 0 is the batch axis. In a list of whole batches, it is axis 1.
 """
 
 from dataclasses import replace

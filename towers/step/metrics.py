@@ -31,8 +31,7 @@ class BatchMetrics:
         adds_loss: whether `update` returns the loss even if a custom `compute_metrics` does not.
         """
         self.model, self._device, self._adds_loss = model, device, adds_loss
-        self.need_predictions, self._is_built = True, False
-        self.names = ["loss"]
+        self.names, self.need_predictions, self._is_built = ["loss"], True, False
 
     def update(
         self, loss: tf.Tensor, x: Any, y: Any, predictions: Any, sample_weight: Any = None
@@ -43,11 +42,10 @@ class BatchMetrics:
         None if `need_predictions` is false.
         """
         with tf.device(self._device):
-            loss_tracker(self.model).update_state(loss, sample_weight=batch_size(x))
+            with tf.control_dependencies([loss]):  # count nothing before the batch is checked
+                loss_tracker(self.model).update_state(loss, sample_weight=batch_size(x))
             logs = self.model.compute_metrics(x, y, predictions, sample_weight=sample_weight)
-            if not self._adds_loss:
-                return logs
-            return {"loss": loss_tracker(self.model).result(), **logs}
+            return {"loss": loss_tracker(self.model).result(), **logs} if self._adds_loss else logs
 
     def result(self) -> dict[str, tf.Tensor]:
         """Returns the values since `reset`; those only a custom `compute_metrics` knows are NaN."""

@@ -155,9 +155,13 @@ class Step:
             )
         synchronized = synchronized_layers(model, batch_norm) if num_towers > 1 else []
         check_stages(gpus_per_tower, stages, batch_norm="synchronized" if synchronized else None)
-        self.uses_xla = not self.stages and uses_xla(
-            model, self.devices, jit_compile, num_towers, loss, batch_norm
-        )
+        self.uses_xla = uses_xla(model, self.devices, jit_compile, num_towers, loss, batch_norm)
+        if self.stages and self.uses_xla:
+            self.uses_xla = False
+            warnings.warn(
+                "gpus_per_tower: XLA compiles this model only without stages, which changes the "
+                "bits. If they must be equal, use jit_compile=False for both.", stacklevel=3,
+            )
         self.full_batch = FullBatch(batch_size)
         self.strategy = make_strategy(
             strategy, self.optimizer, model.trainable_variables, self.parameter_device,

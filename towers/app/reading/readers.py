@@ -109,8 +109,7 @@ class _Reader:
     def answer(self) -> Arrays | str:
         """Returns the arrays of the oldest part asked for, or the message of an error."""
         try:
-            answer: Arrays | str = self._connection.recv()
-            return answer
+            return self._connection.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             self._process.join()
             code, index = self._process.exitcode or 0, self._index.value
