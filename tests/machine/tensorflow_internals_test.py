@@ -47,6 +47,26 @@ def test_without_xla():
         compiled("four")
 
 
+def test_run_independently():
+    @tf.function(autograph=False)
+    def checked(x):
+        tf.debugging.assert_positive(x)
+        return x
+
+    @tf.function(autograph=False)
+    def both(x):
+        for result in (checked(x), tf.cond(x > 1, lambda: checked(x), lambda: x)):
+            tensorflow_internals.run_independently(result)
+
+    graph = both.get_concrete_function(tf.TensorSpec([])).graph
+    calls = [op for op in graph.get_operations() if op.op_def.is_stateful]
+    assert [op.type for op in calls] == ["StatefulPartitionedCall", "If"]
+    assert not any(op.control_inputs for op in calls)
+    assert set(calls) <= set(graph.control_outputs)  # they run although nothing reads them
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        both(tf.constant(-1.0))
+
+
 def test_own_threads():
     """Four devices have four more pools of five threads than one pool for all."""
     code = """if True:

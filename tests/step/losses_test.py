@@ -94,6 +94,17 @@ def test_a_loss_masks_by_itself_and_with_its_outputs_mask():
     assert not makes_mask(plain, labels, y_pred)
 
 
+def test_the_mask_of_ignore_class_needs_no_predictions():
+    """Otherwise their forward pass would run a second time, for the weights of the shards."""
+    @tf.function(autograph=False)
+    def masked(labels, y_pred):
+        return loss_mask(losses.SparseCategoricalCrossentropy(ignore_class=9), labels, y_pred)
+
+    specs = tf.TensorSpec([None, 4], tf.int32), tf.TensorSpec([None, 4, 2])
+    _, y_pred = masked.get_concrete_function(*specs).inputs
+    assert not y_pred.consumers()
+
+
 def make_step(loss, num_towers=3):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
     model.compile("sgd", loss)

@@ -132,7 +132,7 @@ SPANS = {}  # of the pauses: {first number of the tower's shard: (begin, end)}
 
 
 class Pauses(L.Layer):
-    """Pauses once in each tower's forward pass."""
+    """Pauses once in each tower's forward pass, in a call that TensorFlow believes has effects."""
 
     def __init__(self):
         super().__init__()
@@ -146,7 +146,7 @@ class Pauses(L.Layer):
             return np.float32(0)
 
         return x + tf.ensure_shape(
-            tf.numpy_function(pause, [x[0, 0]], tf.float32, stateful=False), []
+            tf.numpy_function(pause, [x[0, 0]], tf.float32), []
         )
 
 

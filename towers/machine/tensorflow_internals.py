@@ -96,6 +96,21 @@ def without_xla(function: Callable, *values: tf.Tensor) -> Any:
     return results
 
 
+def run_independently(result: tf.Tensor) -> None:
+    """Lets the call that returned `result`, in a graph being traced, run beside other calls.
+
+    Calls with effects, such as an assertion, would run one after another, on different devices,
+    too. A call that is given a resource, such as a table, keeps its place.
+    """
+    operation = result.op
+    while operation.type == "Identity":  # as after `tf.cond`
+        operation = operation.inputs[0].op
+    manager = getattr(operation.graph, "experimental_acd_manager", None)
+    has_effects = operation.op_def.is_stateful
+    if manager and has_effects and all(v.dtype != tf.resource for v in operation.inputs):
+        manager.run_independently(operation)
+
+
 @contextmanager
 def custom_gradients_forgotten() -> Iterator[None]:
     """Removes the custom gradients traced inside the context, which are never differentiated.

@@ -22,7 +22,9 @@ from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
     draws_noise, has_unsaved_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
 )
-from towers.machine.tensorflow_internals import custom_gradients_forgotten, without_xla
+from towers.machine.tensorflow_internals import (
+    custom_gradients_forgotten, run_independently, without_xla,
+)
 from towers.step.averaging import Values
 from towers.step.stages import Stages, in_order
 from towers.step.structures import components, is_composite, packed
@@ -217,6 +219,8 @@ def call_in_order(
                 results = call()
             else:
                 results = tf.cond(compiled[t], call, functools.partial(without_xla, call))
+            if results:
+                run_independently(results[0])
             if take_turns:
                 # Wait for an operation: inlining drops control edges from a call.
                 ends[device] = tf.group([tf.identity(v) for v in results if v.dtype.is_floating])

@@ -112,14 +112,25 @@ def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Te
     mask = keras_mask(y_pred)
     if not makes_mask(loss, y, y_pred):
         return mask
-    own = keras_mask(_values(loss, y, y_pred))
+    if ignores_class(loss) and y.shape.rank < y_pred.shape.rank:
+        # Keras reshapes this mask by the predictions, so it would take a whole forward pass.
+        own = tf.cast(y, loss.dtype) != tf.cast(loss.ignore_class, loss.dtype)
+    else:
+        own = keras_mask(_values(loss, y, y_pred))
     return own if mask is None else mask & own
+
+
+def ignores_class(loss: keras.losses.Loss) -> bool:
+    """Whether a loss is Keras' own with `ignore_class`, whose mask follows from the labels."""
+    return type(loss) is keras.losses.SparseCategoricalCrossentropy and loss.ignore_class is not None
 
 
 def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool:
     """Whether a loss makes a mask for such labels and predictions, as `ignore_class` does."""
     if overrides_call(loss):
         return False
+    if ignores_class(loss):
+        return True
     # A scratch graph: in the caller's, the loss's assertions would keep all that they read alive.
     specs = map_tensors(
         lambda v: v if isinstance(v, tf.TypeSpec) else tf.type_spec_from_value(v), [y, y_pred]
