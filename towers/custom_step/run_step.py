@@ -34,11 +34,10 @@ class CustomStep:
     ) -> None:
         """Raises ValueError if the model cannot be computed in towers.
 
-        Args:
-            name: the name of the class's method, data -> logs or predictions. Python runs it once
-                for each structure of data. Its tf.function is undone, as the step is traced anyway.
-            own_rows: whether a worker has only the rows of its towers, and the first row.
-            batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
+        name: the name of the class's method, data -> logs or predictions. Python runs it once for
+            each structure of data. Its tf.function is undone, as the step is traced anyway.
+        own_rows: whether a worker has only the rows of its towers, and the first row.
+        batch_norm: "average", "tower0", "synchronized", or None: average, with a warning.
         """
         checks.check_layers(model)
         checks.check_shared(model, num_towers)

@@ -44,10 +44,9 @@ class StepCollectives(TowerCollectives):
 
     def __init__(self, shard: Sequence[Any], share: tf.Tensor, begin: tf.Tensor) -> None:
         """
-        Args:
-            shard: symbolic tensors [max(n, 1), ...], dense, ragged or sparse.
-            share: scalar float64, n / N; 0 where one row stands for an empty shard.
-            begin: scalar int32, the index of the shard's first row in the global batch.
+        shard: symbolic tensors [max(n, 1), ...], dense, ragged or sparse.
+        share: scalar float64, n / N; 0 where one row stands for an empty shard.
+        begin: scalar int32, the index of the shard's first row in the global batch.
         """
         super().__init__([*components(shard), share, begin])
         rows = Rows.of_shard(

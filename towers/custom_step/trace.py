@@ -95,9 +95,8 @@ def trace_step(
     It must not run under `tf.init_scope`, which stops gradient tapes. It raises ValueError if the
     step uses something that towers do not support. One tower that `is_alone` needs no warnings.
 
-    Args:
-        specs: the TensorSpecs of a batch, with an open first dimension; None for absent data.
-        parameter_device: the device for variables that the step creates.
+    specs: the TensorSpecs of a batch, with an open first dimension; None for absent data.
+    parameter_device: the device for variables that the step creates.
     """
     for _ in range(_MOST_TRACES):
         trace = _trace_once(model, step, specs, parameter_device, batch_norm)

@@ -32,10 +32,9 @@ class VariableScope(keras.StatelessScope):
         statistics: Iterable[keras.Variable], takes_first: bool,
     ) -> None:
         """
-        Args:
-            parameter_device: the device for variables that the step creates.
-            statistics: the variables of BatchNormalization, averaged over the towers, or tower 0's
-                if it `takes_first`.
+        parameter_device: the device for variables that the step creates.
+        statistics: the variables of BatchNormalization, averaged over the towers, or tower 0's if
+            it `takes_first`.
         """
         super().__init__(collect_losses=True, initialize_variables=False)
         self.reads: list[tuple[tf.Tensor, keras.Variable]] = []

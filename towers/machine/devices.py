@@ -24,15 +24,11 @@ def has_gpus() -> bool:
 
 
 def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str]:
-    """
-    Returns the names of the devices that towers run on, in order.
+    """Returns the devices that towers run on, in order, such as ["/gpu:0", "/gpu:1"].
 
     Args:
         num_gpus: the number of devices. Default: all.
         device: "gpu", "cpu" for logical CPU devices, or "auto", which takes GPUs if there are any.
-
-    Returns:
-        Device names, such as ["/gpu:0", "/gpu:1"].
 
     Raises:
         ValueError: there are fewer devices, or an argument is wrong.

@@ -99,16 +99,13 @@ def without_xla(function: Callable, *values: tf.Tensor) -> Any:
 def run_independently(result: tf.Tensor) -> None:
     """Lets the call that returned `result`, in a graph being traced, run beside other calls.
 
-    Calls with effects, such as an assertion, would run one after another, on different devices,
-    too. A call that is given a resource, such as a table, keeps its place.
+    TensorFlow runs calls with effects, such as an assertion, one after another, even on different
+    devices. A call that is given a resource, such as a table, keeps its place.
     """
-    operation = result.op
-    while operation.type == "Identity":  # as after `tf.cond`
-        operation = operation.inputs[0].op
-    manager = getattr(operation.graph, "experimental_acd_manager", None)
-    has_effects = operation.op_def.is_stateful
-    if manager and has_effects and all(v.dtype != tf.resource for v in operation.inputs):
-        manager.run_independently(operation)
+    call = result.op.inputs[0].op if result.op.type == "Identity" else result.op  # of `tf.cond`
+    manager = getattr(call.graph, "experimental_acd_manager", None)
+    if manager and call.op_def.is_stateful and all(v.dtype != tf.resource for v in call.inputs):
+        manager.run_independently(call)
 
 
 @contextmanager

@@ -112,35 +112,30 @@ def loss_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Te
     mask = keras_mask(y_pred)
     if not makes_mask(loss, y, y_pred):
         return mask
-    if ignores_class(loss) and y.shape.rank < y_pred.shape.rank:
-        # Keras reshapes this mask by the predictions, so it would take a whole forward pass.
-        own = tf.cast(y, loss.dtype) != tf.cast(loss.ignore_class, loss.dtype)
-    else:
-        own = keras_mask(_values(loss, y, y_pred))
+    own = _own_mask(loss, y, y_pred)
     return own if mask is None else mask & own
-
-
-def ignores_class(loss: keras.losses.Loss) -> bool:
-    """Whether a loss is Keras' own with `ignore_class`, whose mask follows from the labels."""
-    return type(loss) is keras.losses.SparseCategoricalCrossentropy and loss.ignore_class is not None
 
 
 def makes_mask(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> bool:
     """Whether a loss makes a mask for such labels and predictions, as `ignore_class` does."""
     if overrides_call(loss):
         return False
-    if ignores_class(loss):
-        return True
     # A scratch graph: in the caller's, the loss's assertions would keep all that they read alive.
     specs = map_tensors(
         lambda v: v if isinstance(v, tf.TypeSpec) else tf.type_spec_from_value(v), [y, y_pred]
     )
-    masked = tf.function(lambda y, y_pred: keras_mask(_values(loss, y, y_pred)), autograph=False)
+    masked = tf.function(functools.partial(_own_mask, loss), autograph=False)
     return masked.get_concrete_function(*specs).structured_outputs is not None
 
 
-def _values(loss: keras.losses.Loss, y: Structure, y_pred: Structure) -> tf.Tensor:
-    return loss.call(*map_tensors(lambda v: tf.cast(v, loss.dtype), [y, y_pred]))
+def _own_mask(loss: keras.losses.Loss, y: Any, y_pred: Any) -> tf.Tensor | None:
+    y, y_pred = map_tensors(lambda v: tf.cast(v, loss.dtype), [y, y_pred])
+    ignored = getattr(loss, "ignore_class", None)
+    if (type(loss) is not keras.losses.SparseCategoricalCrossentropy or ignored is None
+            or y.shape.rank == y_pred.shape.rank):
+        return keras_mask(loss.call(y, y_pred))
+    # Keras takes the mask's shape from the predictions, which would take a whole forward pass.
+    return y != tf.cast(ignored, loss.dtype)
 
 
 class ModelLoss(functools.partial[tf.Tensor]):

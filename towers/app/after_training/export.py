@@ -38,9 +38,7 @@ def export_model(
     The directory appears when it is complete. `divided` says for each part of x whether it holds
     images that the model gets divided by 255.
 
-    Raises:
-        ValueError: the file cannot be loaded, Keras cannot export the model, or the path cannot be
-            written.
+    Raises ValueError if the file cannot be loaded or exported, or the path cannot be written.
     """
     check(path)
     if isinstance(model, Path):

@@ -42,8 +42,7 @@ _HOME = "/cpu:0"
 def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, float]:
     """Returns a saved model's loss and metrics over all test examples; exports it if configured.
 
-    Raises:
-        ValueError: the file, the data or the devices cannot be used, or the model has no loss.
+    Raises ValueError if file, data or devices cannot be used, or if the model has no loss.
     """
     model, dataset, count, batches = _prepare(config, file, out, "evaluate")
     if not model.compiled:
@@ -66,8 +65,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
 
     The new file `path` ends in .npz or .csv, see `write_predictions`.
 
-    Raises:
-        ValueError: the files, the data or the devices cannot be used.
+    Raises ValueError if the files, the data or the devices cannot be used.
     """
     if not path.endswith((".npz", ".csv")):
         raise ValueError(f"out ({path}) must end in .npz or .csv.")
@@ -96,10 +94,8 @@ def write_predictions(
     """Writes a model's outputs, [N, ...] each, to a file that appears when it is complete.
 
     An .npz file gets the arrays by name. A .csv file gets "file,label,class,probability" of the
-    most probable class, without the columns that are not known.
-
-    Raises:
-        ValueError: the file cannot be written, or the outputs cannot be written to a .csv file.
+    most probable class, without the columns that are not known. Raises ValueError if the file
+    cannot be written, or the outputs cannot be written to a .csv file.
     """
     target = Path(path)
 
@@ -163,9 +159,8 @@ def _prepare(
 ) -> tuple[keras.Model, Dataset, int, Iterator[Any]]:
     """Loads the file and the data, and prints the devices, the model and the data.
 
-    Returns:
-        The model on towers; the data set, the number of its test examples and their global
-        batches, which show the progress.
+    Returns the model on towers; the data set, the number of its test examples, and their global
+    batches, which show the progress.
     """
     export.check(config.export)
     workers, devices = join_workers(), find_devices(config)

@@ -30,19 +30,17 @@ def load(
 ) -> Dataset:
     """Loads the data set with this name.
 
-    Args:
-        name: one of `NAMES`, or "package.module:function" that returns (train, test).
-        data_dir: the directory of its files; for "npz", the file. None means embedded or downloaded
-            files; "npz", "image_folder", "array_record" and "tfrecord" need a value.
-        input_shape, num_classes: the shape of one example and the number of labels of "synthetic".
-        custom_loss: whether the model brings its own loss. Examples of "npz" and of the user's
-            function may then have any structure.
-        features: "package.module:function", record -> (x, y), for "array_record" and "tfrecord".
-        image_size: (height, width, channels or None) for "image_folder"; None: taken from images.
+    name: one of `NAMES`, or "package.module:function" that returns (train, test).
+    data_dir: the directory of its files; for "npz", the file. None means embedded or downloaded
+        files; "npz", "image_folder", "array_record" and "tfrecord" need a value.
+    input_shape, num_classes: the shape of one example and the number of labels of "synthetic".
+    custom_loss: whether the model brings its own loss. Examples of "npz" and of the user's function
+        may then have any structure.
+    features: "package.module:function", record -> (x, y), for "array_record" and "tfrecord".
+    image_size: (height, width, channels or None) for "image_folder"; None: taken from images.
 
-    Raises:
-        ValueError: the name is unknown, data_dir, features or image_size has no effect with it, or
-            the data cannot be read or are wrong.
+    Raises ValueError if the name is unknown, data_dir, features or image_size has no effect with
+    it, or the data cannot be read or are wrong.
     """
     loader = partial(user.load, name) if ":" in name else _LOADERS.get(name)
     if loader is None:

@@ -52,15 +52,12 @@ _OLDER_NAMES = {f"towers.models.{name}:build_large": f"{name}_large" for name in
 def load(name: str) -> ModelSource:
     """Returns the source of the model with this name; builds nothing yet.
 
-    Args:
-        name: one of `NAMES`; or FILE.keras, a model that Keras has saved; or
-            "package.module:function" for a custom function `build(input_shape, num_classes)` or
-            `build()`. Its module may hold the constants INPUT_SHAPE (default (28, 28, 1)),
-            NUM_CLASSES (10) and OPTIMIZER ("adam").
+    name: one of `NAMES`; or FILE.keras, a model that Keras has saved; or "package.module:function"
+        for a custom function `build(input_shape, num_classes)` or `build()`. Its module may hold
+        the constants INPUT_SHAPE (default (28, 28, 1)), NUM_CLASSES (10) and OPTIMIZER ("adam").
 
-    Raises:
-        ValueError: the name is unknown, the module cannot be imported, the function is missing,
-            or a constant has the wrong type.
+    Raises ValueError if the name is unknown, the module cannot be imported, the function is
+    missing, or a constant has the wrong type.
     """
     known = _BUILT_IN.get(_OLDER_NAMES.get(name, name))
     if known is not None:

@@ -27,9 +27,8 @@ def load_newest(
     It also sets what the checkpoints hold. `data` are the digests of the splits "train" and "test";
     `options` are the script's optimizer arguments, such as {"optimizer.learning_rate": 0.001}.
 
-    Raises:
-        ValueError: all checkpoints are damaged, the newest is for other data, another model or
-            another configuration, or a start from step 0 would replace results.
+    Raises ValueError if all checkpoints are damaged, the newest is for other data, another model
+    or another configuration, or a start from step 0 would replace results.
     """
     config, defaults = identity(run.config), identity(TrainConfig())
     full_sizes = run.step.full_batch.sizes

@@ -74,9 +74,8 @@ def load_callbacks(
 
     As for Keras, one callback may stand for a list of one, and None for an empty list.
 
-    Raises:
-        ValueError: the function cannot be imported, a callback is not a Keras callback, or it is a
-            BackupAndRestore, which would replace the run's weights.
+    Raises ValueError if the function cannot be imported, or a callback is not a Keras callback or
+    is a BackupAndRestore, which would replace the run's weights.
     """
     returned = [] if spec is None else named.import_function(spec, "callbacks")()
     of_each = {f"callbacks ({spec!r}) returned": returned, "callbacks hold": given or []}
