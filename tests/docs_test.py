@@ -197,10 +197,13 @@ def test_every_picture_of_a_page_is_in_the_site(site):
 
 
 @pytest.mark.matrix
-def test_the_picture_of_the_terminal_shows_a_run_killed_and_gone_on():
-    terminal = pytest.importorskip("docs.terminal", reason="pip install -e '.[docs]'")
+def test_the_picture_of_the_terminal_shows_a_run_killed_and_gone_on(tmp_path):
+    pytest.importorskip("pyte", reason="pip install -e '.[docs]'")
     train = "--model=mlp --num_gpus=2 --epochs=2 --batch_size=1024 --checkpoint_every=20"
-    picture = terminal.draw(train, r"Epoch\s+2/2\s.*\] \d\d/")
+    subprocess.run(
+        [sys.executable, "docs/terminal.py", f"--train={train}", f"--out={tmp_path}/terminal.svg",
+         r"--kill_at=Epoch\s+2/2\s.*\] \d\d/"], cwd=ROOT, check=True, timeout=300)
+    picture = (tmp_path / "terminal.svg").read_text(encoding="utf-8")
     shown = html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", picture, flags=re.DOTALL))
     for words in ("--resume=runs/mlp-mnist-001", "Killed", "from step", "Done: 2 epochs"):
         assert words in shown.replace("\xa0", " ")

@@ -211,7 +211,7 @@ class Count(C.Callback):
 
 
 @pytest.mark.telling("train-after0")
-@pytest.mark.parametrize("after", [[], [5]])
+@pytest.mark.parametrize("after", [[], [3]])
 def test_callbacks_resume_with_their_state(entry, after, tmp_path, monkeypatch):
     """They change the learning rate, average weights, stop early and restore the best weights."""
     monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(

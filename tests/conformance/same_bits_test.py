@@ -49,7 +49,8 @@ def devices_of(*counts):
 
 
 def stages_of(*counts):
-    return [{"num_devices": 2 * n, "gpus_per_tower": n, "policy": GPU} for n in counts]
+    options = {"policy": GPU, "jit_compile": False}  # XLA compiles no stages
+    return [{"num_devices": 2 * n, "gpus_per_tower": n, **options} for n in counts]
 
 
 def built_in(name):

@@ -47,7 +47,7 @@ def tower_calls(graph, scope=""):
     found = {}
     for operation in graph.get_operations():
         match = re.match(rf"{scope}tower_(\d+)/", operation.name)
-        if match and "PartitionedCall" in operation.type:
+        if match and ("PartitionedCall" in operation.type or operation.type.endswith("If")):
             found[int(match[1])] = operation
     return [found[tower] for tower in range(len(found))]
 
