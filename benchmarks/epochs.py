@@ -1,6 +1,6 @@
 """Times whole epochs of make_parallel(...).fit and of Keras' `fit`, on arrays and datasets.
 
-    python benchmarks/epochs.py --workloads=cnn,gru_small,gru,text --rounds=3
+    python benchmarks/epochs.py --workloads=cnn,gru_small,gru,text,transformer --rounds=3
 
 Unlike throughput.py, it times calls of `fit` from start to end, and the autotuning of tf.data is
 on.
@@ -22,7 +22,8 @@ from benchmarks.machine import peak_memory_mb  # noqa: E402
 DEVICES = 2
 
 _WORKLOADS = flags.DEFINE_list(
-    "workloads", ["cnn", "gru_small", "gru", "text"], "Names in workloads.py."
+    "workloads", ["cnn", "gru_small", "gru", "text", "transformer"],
+    "Names in workloads.py."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "benchmarks/results/epochs.csv", "CSV to append to.")

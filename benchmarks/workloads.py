@@ -27,6 +27,7 @@ class Workload:
     steps: number of steps that takes 4 to 8 seconds on 2 cores.
     towers_per_core: number of towers per core that trains the model fastest on CPUs. A second tower
         fills the gaps of the first, but large parameters make it expensive.
+    label_shape: the shape of one example's labels.
     """
 
     build: Callable[[], keras.Model]
@@ -36,6 +37,7 @@ class Workload:
     num_classes: int
     steps: int
     towers_per_core: int = 1
+    label_shape: tuple[int, ...] = ()
 
     @property
     def loss(self) -> str:
@@ -43,13 +45,15 @@ class Workload:
         return BINARY_LOSS if self.num_classes == 1 else CLASSES_LOSS
 
     def data(self, num_batches: int) -> tuple[np.ndarray, np.ndarray]:
-        """Returns random x float32 [N, ...] and y int32 [N], or float32 [N, 1] for a sigmoid."""
+        """Returns random x float32 [N, ...] and y int32 [N, *label_shape]; for a sigmoid, y is
+        float32 [N, 1].
+        """
         rng = np.random.default_rng(0)
         count = num_batches * self.batch_size
         x = rng.random((count, *self.input_shape), dtype=np.float32)
         if self.num_classes == 1:
             return x, rng.integers(0, 2, (count, 1)).astype(np.float32)
-        return x, rng.integers(0, self.num_classes, count).astype(np.int32)
+        return x, rng.integers(0, self.num_classes, (count, *self.label_shape)).astype(np.int32)
 
 
 def built_in_workload(
@@ -97,6 +101,18 @@ def text() -> keras.Model:
         keras.layers.Dense(32, activation="relu"),
         keras.layers.Dense(1, activation="sigmoid"),
     ])
+
+
+def transformer() -> keras.Model:
+    """Builds two decoder blocks of width 64: 32 tokens -> probabilities [N, 32, 500]."""
+    layers = keras.layers
+    tokens = keras.Input((32,))
+    x = layers.Embedding(500, 64)(layers.Rescaling(500)(tokens))  # the random data are in [0, 1)
+    for _ in range(2):
+        attended = layers.MultiHeadAttention(4, 16)(x, x, use_causal_mask=True)
+        x = layers.LayerNormalization()(x + attended)
+        x = layers.LayerNormalization()(x + layers.Dense(64)(layers.Dense(128, "gelu")(x)))
+    return keras.Model(tokens, layers.Dense(500, activation="softmax")(x))
 
 
 class Block(keras.layers.Layer):
@@ -152,6 +168,8 @@ WORKLOADS = {
     "gru": lambda: gru_workload(256, 256, 24),
     "gru_small": lambda: gru_workload(128, 128, 80),
     "text": lambda: Workload(text, keras.optimizers.Adam, 64, (80,), 1, 100),
+    "transformer": lambda: Workload(
+        transformer, keras.optimizers.Adam, 32, (32,), 500, 200, label_shape=(32,)),
     "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.make_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
     "blocks": lambda: Workload(lambda: blocks(False), momentum, 8192, (512,), 1, 2),
