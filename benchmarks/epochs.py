@@ -22,8 +22,7 @@ from benchmarks.machine import peak_memory_mb  # noqa: E402
 DEVICES = 2
 
 _WORKLOADS = flags.DEFINE_list(
-    "workloads", ["cnn", "gru_small", "gru", "text", "transformer"],
-    "Names in workloads.py."
+    "workloads", ["cnn", "gru_small", "gru", "text", "transformer"], "Names in workloads.py."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
 _OUT = flags.DEFINE_string("out", "benchmarks/results/epochs.csv", "CSV to append to.")

@@ -152,9 +152,7 @@ def test_a_short_run_ends_well_with_all_its_files_and_a_quiet_terminal(short):
 
 
 @pytest.mark.matrix
-def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_its_run(
-    short
-):
+def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_its_run(short):
     cwd = short[1].parents[1]  # its users.py has the model
     before = os.listdir(cwd)
     code = (

@@ -145,9 +145,7 @@ class Pauses(L.Layer):
             SPANS[int(first)] = begin, time.perf_counter()
             return np.float32(0)
 
-        return x + tf.ensure_shape(
-            tf.numpy_function(pause, [x[0, 0]], tf.float32), []
-        )
+        return x + tf.ensure_shape(tf.numpy_function(pause, [x[0, 0]], tf.float32), [])
 
 
 def pauses(devices, num_towers, policy=None):
