@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.resuming import train
-from towers.step.errors import NonFiniteError, are_finite, first_error, values_explained
+from towers.step.errors import NonFiniteError, are_finite, first_error, run_in_turn, values_explained
 
 L = keras.layers
 SGD, LossScaleOptimizer = keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer
@@ -66,6 +66,16 @@ def test_fit_and_evaluate_raise_the_error_of_the_tower(kind):
         with pytest.raises(tf.errors.InvalidArgumentError, match=OUT_OF_RANGE):
             method(X, WRONG, batch_size=12, verbose=0)
     np.testing.assert_equal([v.numpy() for v in parallel.weights], before)
+
+
+def test_towers_in_turn_raise_the_error_that_cancelled_the_others_and_change_nothing():
+    step = towers.TowerStep(plain_model(), "sgd", LOSS, devices=["/cpu:0", "/cpu:1", "/cpu:2"])
+    step(X, Y)
+    before = [v.numpy() for v in step.model.weights]
+    for name in ("train", "test"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=OUT_OF_RANGE):
+            run_in_turn(step, name, tf.constant(X), tf.constant(WRONG), None)
+    np.testing.assert_equal([v.numpy() for v in step.model.weights], before)
 
 
 def test_a_cancelled_error_stays_unless_a_second_attempt_finds_its_cause():

@@ -219,7 +219,7 @@ def call_in_order(
                 results = call()
             else:
                 results = tf.cond(compiled[t], call, functools.partial(without_xla, call))
-            if results:
+            if results and not tf.executing_eagerly():
                 run_independently(results[0])
             if take_turns:
                 # Wait for an operation: inlining drops control edges from a call.

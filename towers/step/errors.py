@@ -31,14 +31,13 @@ def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
     try:
         yield
     except tf.errors.CancelledError as cancelled:
-        error: tf.errors.OpError = cancelled
         try:
             towers_in_turn()
         except tf.errors.OpError as found:
-            error = found
-        except Exception:
-            pass  # a tower that cannot run outside of the graph: keep the CancelledError
-        raise error from None
+            raise found from None
+        except Exception as reason:  # a tower that cannot run outside of the graph
+            raise cancelled from reason
+        raise
 
 
 def run_in_turn(step: Any, name: str, *batch: Any) -> None:
