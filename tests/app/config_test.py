@@ -83,11 +83,6 @@ def test_schedules_sizes_and_stages_are_read():
     assert TrainConfig(stages="a, b").stage_names == ["a", "b"]
 
 
-def test_what_an_older_config_chose_and_the_device_policy_decides_now_is_dropped():
-    entry = {"inline_towers": True, "pack_transfers": "auto", "data_timeout": 300.0}
-    assert TrainConfig.from_json(json.dumps({"epochs": 3, **entry})) == TrainConfig(epochs=3)
-
-
 @pytest.mark.parametrize(("text", "message"), [
     ("{", "config.json must be a JSON object"),
     ("[]", "config.json must be a JSON object"),

@@ -95,7 +95,7 @@ def test_a_script_that_a_callback_has_ended_resumes_when_it_is_started_again(who
 def test_a_run_of_an_older_version_resumes_with_data_that_have_moved(
     whole, copied, tmp_path, monkeypatch
 ):
-    """Its config.json and checkpoints lack some fields; its rows are lists without names.
+    """Its config.json and checkpoints lack some fields.
 
     It goes on from another working directory; other data are an error.
     """
@@ -104,10 +104,6 @@ def test_a_run_of_an_older_version_resumes_with_data_that_have_moved(
     for field in ("monitor_mode", "callbacks", "deterministic"):
         del settings[field], checkpoint.state["config"][field]
     (RUN / "config.json").write_text(json.dumps(settings))
-    (row,) = checkpoint.state["position"]["results"]
-    columns = ("loss", "accuracy", "val_loss", "val_accuracy")
-    assert row[:5] == [1, *(whole[name][0] for name in columns)]
-    del row[7:]  # the weights' digest
     shutil.rmtree(RUN / "checkpoints")
     (RUN / "checkpoints").mkdir()
     checkpoints.write(path, checkpoint)

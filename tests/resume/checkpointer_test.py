@@ -15,7 +15,7 @@ from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
 from towers.workers.workers import Workers
 
-STATE = {"fit": {"batch_size": 4}}
+STATE = {"fit": {"batch_size": 4}, "options": {"rate": 0.1}}
 
 
 class Counts(keras.callbacks.Callback):
@@ -71,7 +71,7 @@ def test_another_identity_is_refused_with_what_differs(directory):
     saver = checkpointer(directory)
     saver.save_first(TrainState())
     saver.read()
-    saver.check_same(STATE["fit"], {"batch_size": 4}, {}, "fit", "Or not.")
+    saver.check_same(STATE["fit"], {"batch_size": 4}, {"rate": 0.1}, "fit", "Or not.")
     with pytest.raises(ValueError) as caught:
         saver.check_same(
             STATE["fit"], {"batch_size": 5, "shuffle": True}, {"rate": 0.1}, "fit", "Or not.")
@@ -268,13 +268,13 @@ def test_results_have_one_header_and_a_row_an_epoch():
     path = run_dir.Path("results.csv")
     rows = [
         [1, 0.5, 0.25, 1 / 3, 12.0, 3912.5, "1a2b3c4d"],
-        [2.0, float("nan"), 0.25, 1e-9, 12.0, 3912.5],  # older
+        [2.0, float("nan"), 0.25, 1e-9, 12.0, 3912.5, "5e6f7a8b"],
     ]
     run_dir.write_results(path, ["loss", "accuracy", "val_loss"], rows)
     assert path.read_text().splitlines() == [
         "epoch,loss,accuracy,val_loss,seconds,examples_per_second,digest",
         "1,0.5,0.25,0.333333,12,3912.5,1a2b3c4d",
-        "2,nan,0.25,1e-09,12,3912.5,",
+        "2,nan,0.25,1e-09,12,3912.5,5e6f7a8b",
     ]
 
 

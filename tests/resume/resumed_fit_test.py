@@ -219,17 +219,6 @@ def test_a_resume_begins_with_a_short_batch_that_xla_does_not_compile(tmp_path):
 
 
 @pytest.mark.matrix
-def test_xla_compiles_every_size_after_a_checkpoint_of_an_older_version(tmp_path):
-    whole = fit_fresh(compiled_by_xla, tmp_path, every=7)
-    forget(tmp_path, 7)
-    path, (state, arrays), _ = checkpoints.read_newest(tmp_path / "checkpoints")
-    del state["full batch"]
-    shutil.rmtree(path)
-    checkpoints.write(path, checkpoints.Checkpoint(state, arrays))
-    assert fit_fresh(compiled_by_xla, tmp_path, every=7) != whole
-
-
-@pytest.mark.matrix
 def test_a_fit_restores_a_loss_scale_and_averaged_weights(float64, tmp_path):
     """Of float16, whose scale falls at once; and a mean that replaces the weights at the end."""
     keras.config.set_floatx("float32")

@@ -7,7 +7,9 @@ import tensorflow as tf
 
 import towers
 from tests.resuming import train
-from towers.step.errors import NonFiniteError, are_finite, first_error, run_in_turn, values_explained
+from towers.step.errors import (
+    NonFiniteError, are_finite, first_error, run_in_turn, values_explained,
+)
 
 L = keras.layers
 SGD, LossScaleOptimizer = keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer

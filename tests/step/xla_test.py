@@ -162,6 +162,29 @@ def test_compiled_towers_give_the_large_batch_gradient(float64):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
 
 
+def test_compiled_towers_check_what_the_cpus_kernels_check():
+    """XLA would read another row of the embedding, and make the loss NaN."""
+    x, y = np.arange(12).reshape(6, 2), np.arange(12).reshape(6, 2) % 3
+    model = keras.Sequential([
+        keras.Input((2,), dtype="int32"), L.Embedding(12, 4), L.Dense(3, activation="softmax")
+    ])
+    step = towers.TowerStep(model, "sgd", "sparse_categorical_crossentropy", num_towers=2,
+                            devices=["/cpu:0"], jit_compile=True)
+    before = [v.numpy() for v in model.weights]
+    second = np.array([[0, 0]] * 3 + [[7, 0]] * 3)
+    for call, inputs, said in [
+        (step.predict_batch, [x + second], r"indices\[0,0\] = 13 is"),
+        (step.test_batch, [x + 1, y], r"indices\[2,1\] = 12 is"),
+        (step.test_batch, [x, y - 1], "label value of -1 which is outside"),
+        (step.train_batch, [x + 1, y], r"indices\[2,1\] = 12 is"),
+        (step.train_batch, [x, y - 1], "label value of -1 which is outside"),
+    ]:
+        with pytest.raises(tf.errors.InvalidArgumentError, match=said):
+            call(*inputs)
+    np.testing.assert_equal([v.numpy() for v in model.weights], before)
+    assert np.isfinite(step.train_batch(x, y)["loss"])
+
+
 def test_a_layer_that_xla_cannot_compile_is_named():
     """As GRU and LSTM are where a GPU's cuDNN computes them."""
     model = keras.Sequential([keras.Input((8, 8, 3)), L.RandomRotation(0.1, name="turned")])

@@ -16,11 +16,6 @@ _LONGEST_WAIT = 1_000_000  # seconds; the system's limit is not much higher
 AUTO, WARN = "auto", "warn"
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 _ON_THE_MACHINE = Role.FREE | Role.LOCAL
-# Fields of older config.json files, without which results stay the same.
-_RETIRED = {
-    "data_timeout", "export_pixels", "histograms", "inline_towers", "pack_transfers",
-    "prefetch_to_devices",
-}
 
 
 def step_epochs(schedule: str) -> list[int]:
@@ -302,8 +297,8 @@ class TrainConfig:
 
     @classmethod
     def from_json(cls, text: str) -> "TrainConfig":
-        """Reads the configuration that `to_json` of this version or an older one wrote."""
-        known = {field.name for field in dataclasses.fields(cls)} | _RETIRED
+        """Reads the configuration that `to_json` wrote."""
+        known = {field.name for field in dataclasses.fields(cls)}
         try:
             values = {k: v for k, v in json.loads(text).items() if k in known or v is not None}
         except (ValueError, AttributeError, RecursionError) as error:
@@ -315,7 +310,7 @@ class TrainConfig:
                 "does not know. Use the version that wrote it, or remove the entry."
             )
         try:
-            return cls(**{k: v for k, v in values.items() if k not in _RETIRED})
+            return cls(**values)
         except ValueError as error:
             raise ValueError(f"config.json: {error}") from None
 

@@ -77,8 +77,7 @@ class Loop:
             )
             count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
             # As in Keras, a stop in mid-epoch leaves only validation; before an epoch, one step.
-            is_over = model.stop_training and state.epoch_step > 0
-            left = 0 if is_over else count - state.epoch_step
+            left = 0 if model.stop_training and state.epoch_step > 0 else count - state.epoch_step
             for _, batch in zip(range(left), prefetched(run.step, batches), strict=False):
                 self._tell("on_train_batch_begin", state.epoch_step)
                 state.in_step = True

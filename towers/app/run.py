@@ -217,8 +217,7 @@ def _train(
     files = RunFiles(run, directory, state, out.warn)
     writers: list[keras.callbacks.Callback] = [files] if cluster.is_chief else []
     if cluster.is_chief and config.tensorboard:
-        folder = directory / run_files.FOLDER
-        writers.append(run_files.TensorBoardLog(folder, out.warn))
+        writers.append(run_files.TensorBoardLog(directory / run_files.FOLDER, out.warn))
     lines = ProgressLines(out, run, state)
     timeout = config.hang_timeout if cluster.num_workers == 1 else 0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"

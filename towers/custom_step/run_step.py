@@ -95,8 +95,7 @@ class CustomStep:
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or the step's variables."""
-        batch_norm = self._batch_norm or "average"
-        settings = {"num_towers": self._num_towers, "batch_norm": batch_norm}
+        settings = {"num_towers": self._num_towers, "batch_norm": self._batch_norm or "average"}
         checks.check_agreement(self._cluster, self.variables, settings)
 
 

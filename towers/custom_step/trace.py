@@ -144,8 +144,7 @@ def _trace_once(
             else:
                 logs = of_batch(logs, "what the step returns")
             assigned = scope.take_all_assigned()
-        arguments = [*components(given), share, begin]
-        made.append(Trace(arguments, collectives, scope, assigned, logs))
+        made.append(Trace([*components(given), share, begin], collectives, scope, assigned, logs))
 
     with custom_gradients_forgotten(), tf.device(None):
         function = tf.function(body, autograph=False).get_concrete_function(

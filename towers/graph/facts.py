@@ -145,8 +145,7 @@ def axis_like(source: tf.Tensor, result: tf.Tensor, axis: int | None) -> int | N
     before, after = open_axes(source), open_axes(result)
     if not after:
         return None
-    index = before.index(axis) if axis in before and len(before) == len(after) else 0
-    return after[index]
+    return after[before.index(axis) if axis in before and len(before) == len(after) else 0]
 
 
 def has_open_rows(tensor: tf.Tensor) -> bool:

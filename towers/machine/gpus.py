@@ -53,8 +53,7 @@ def _split_cpu(indices: Sequence[int] | None, num_towers: int | None, gpus_per_t
         most = cores if num_towers is None else cluster.most_towers(num_towers)
         groups = max(1, min(cores // gpus_per_tower, most))
         count = gpus_per_tower * groups
-    num_towers = num_towers or groups * cluster.num_workers
-    logical_cpus(count, num_towers=num_towers)
+    logical_cpus(count, num_towers=num_towers or groups * cluster.num_workers)
 
 
 # The original indices of the GPUs that `_use_only` left visible; empty if it has hidden none.

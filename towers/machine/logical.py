@@ -59,8 +59,7 @@ def logical_cpus(count: int, *, num_towers: int | None = None, set_threads: bool
     tf.config.set_logical_device_configuration(cpu, [logical() for _ in range(count)])
     if set_threads and policy_of([HOST]).divide_cores:
         threading = tf.config.threading
-        num_towers = num_towers or count * cluster.num_workers
-        intra, inter = cpu_threads(num_towers)
+        intra, inter = cpu_threads(num_towers or count * cluster.num_workers)
         get = threading.get_intra_op_parallelism_threads, threading.get_inter_op_parallelism_threads
         chosen = [number() for number in get]
         if chosen != _set_here:  # 0: not chosen

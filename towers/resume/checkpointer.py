@@ -105,8 +105,7 @@ class Checkpointer:
             differed, the checkpoint would bring its learning rate, but not its schedule.
         """
         assert self.found is not None
-        # Older checkpoints have no options.
-        then = {**then, **self.found.checkpoint.state.get(OPTIONS, options)}
+        then = {**then, **self.found.checkpoint.state[OPTIONS]}
         now = {**now, **options}
         differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
         if any(name in options and name.endswith("learning_rate") for name in differ):

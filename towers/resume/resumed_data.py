@@ -272,8 +272,7 @@ def _tensors(parts: Any) -> Any:
 def _tensor(array: Any) -> tf.Tensor:
     if hasattr(array, "to_numpy"):  # pandas; Keras turns a series into a column
         array = array.to_numpy()[..., None] if len(array.shape) == 1 else array.to_numpy()
-    is_known = tf.is_tensor(array) or is_scipy(array)
-    tensor = as_tensor(array if is_known else np.asarray(array))
+    tensor = as_tensor(array if tf.is_tensor(array) or is_scipy(array) else np.asarray(array))
     if isinstance(tensor, tf.SparseTensor):
         tensor = tf.sparse.reorder(tensor)
     return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor

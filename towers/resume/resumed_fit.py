@@ -24,7 +24,6 @@ from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, compared
 from towers.resume.source import Lines
 from towers.resume.train_state import TrainState, plain
-from towers.step.xla import FullBatch
 from towers.workers.workers import Workers, join_workers
 
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
@@ -127,7 +126,7 @@ def resumed_fit(
         if found is not None:
             remedy = "Start and compile as then, or name another directory."
             checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
-            full_batch.assign(saved.get(FULL_BATCH, FullBatch.EVERY))  # older: as it began
+            full_batch.assign(saved[FULL_BATCH])
             del found, saved  # as large as the model
         checkpointer.restore(callbacks=False)
         stack.callback(checkpointer.wait)

@@ -145,13 +145,11 @@ def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]
 
     names: the means over the epoch's training batches, such as "loss"; then means over the test
         examples after the epoch, such as "val_loss".
-    rows: [epoch, one number for each name, seconds, examples per second, digest]. Rows of older
-        versions have no digest.
+    rows: [epoch, one number for each name, seconds, examples per second, digest].
     """
     lines = [["epoch", *names, "seconds", "examples_per_second", "digest"]]
-    for epoch, *values in rows:
-        numbers = [f"{value:.6g}" for value in values[:len(names) + 2]]
-        lines.append([str(int(epoch)), *numbers, *(values[len(numbers):] or [""])])
+    for epoch, *numbers, digest in rows:
+        lines.append([str(int(epoch)), *(f"{number:.6g}" for number in numbers), digest])
     if rows:
         write_text(path, "".join(f"{','.join(line)}\n" for line in lines))
     else:

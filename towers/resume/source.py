@@ -136,8 +136,7 @@ class Epoch(NamedTuple):
                 index = tf.where(self.rows(tf.size(index)), index, ~index)
             return use(index)
 
-        steps = tf.data.Dataset.range(self.start_step, num_steps(num_examples, size))
-        return steps.map(indices_of)
+        return tf.data.Dataset.range(self.start_step, num_steps(num_examples, size)).map(indices_of)
 
     def digest(self, num_examples: int) -> str:
         """Returns the SHA-256 of the epoch's indices. A million of them take about 0.1 seconds."""

@@ -72,7 +72,7 @@ class TrainState:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> "TrainState":
         """Makes a TrainState from a result of `to_json`. An unknown field raises TypeError."""
-        return cls(**{"best_saved": values.get("best_step"), **values})
+        return cls(**values)
 
     def to_json(self) -> dict[str, Any]:
         """Returns a copy as plain values. Later steps do not change it."""

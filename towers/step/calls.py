@@ -22,12 +22,14 @@ from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
     draws_noise, has_unsaved_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
 )
+from towers.machine.devices import HOST, is_gpu
 from towers.machine.tensorflow_internals import (
     custom_gradients_forgotten, run_independently, without_xla,
 )
 from towers.step.averaging import Values
 from towers.step.stages import Stages, in_order
 from towers.step.structures import components, is_composite, packed
+from towers.step.xla import checks_of_kernels
 
 NamedValues: TypeAlias = dict[str, tf.Tensor]  # one tower's tensors, by their names in the trace
 
@@ -49,6 +51,7 @@ def trace_tower(
     variables: the variables whose values the TowerInput holds.
     """
     traced: list[tuple[Any, list[tf.Tensor], TowerCollectives]] = []
+    checks: list[tf.Tensor] = []
     if any(map(is_composite, tf.nest.flatten(specs))):
         options = {**options, "jit_compile": None}
 
@@ -63,6 +66,7 @@ def trace_tower(
         results = sums_in_order(collectives.graph, results)
         if options.get("jit_compile"):
             compute_noise_keys_once(collectives.graph)
+            checks[:] = checks_of_kernels(collectives.graph, components(arguments[0][2:]))
         return results if stages is not None else merge_repeats(results)
 
     body.__name__ = method.__name__  # the name that graphs and profiles show
@@ -91,7 +95,7 @@ def trace_tower(
             for inside in captured:
                 levels.feed(inside, local=False, level=0)
         groups = stages.groups if stages is not None else None
-        return TracedTower(function, flat, levels, options, collectives.events, groups)
+        return TracedTower(function, flat, levels, options, collectives.events, groups, checks)
 
 
 class TracedTower:
@@ -104,13 +108,14 @@ class TracedTower:
     def __init__(
         self, function: Any, arguments: Sequence[tf.Tensor], levels: Dependence | None = None,
         options: Mapping[str, Any] | None = None, collectives: Sequence[TowerCollective] = (),
-        groups: Mapping[str, Sequence[str]] | None = None,
+        groups: Mapping[str, Sequence[str]] | None = None, checks: Sequence[tf.Tensor] = (),
     ) -> None:
         """
         arguments: the function's flat symbolic arguments.
         levels: the level of each tensor; None keeps the function in one piece.
         options: keyword arguments of `tf.function`, for the whole or for each segment.
         groups: `Stages.groups`, if the levels are stages.
+        checks: scalar bools; XLA runs the calls of the towers for which all are true.
         """
         self.function, self.structured_outputs = function, function.structured_outputs
         self._arguments = [v.name for v in arguments]
@@ -119,6 +124,7 @@ class TracedTower:
         self._captured: dict[str, Any] = {}
         self._is_compiled = bool(options and options.get("jit_compile"))
         wanted = [v for v in self._results if v is not None]
+        self._checks = cut(function, Dependence(arguments), checks, with_effects=False).get(0)
 
         def call(*values: tf.Tensor) -> list[tf.Tensor]:
             specs, _ = function.structured_input_signature
@@ -148,11 +154,18 @@ class TracedTower:
         stages, the first device of its group. sum_towers: maps this worker's towers x V values to V
         sums over all towers. compiled, turns: as in `call_in_order`.
         """
-        turns["compiled"] = compiled if self._is_compiled else None
+        turns["compiled"] = compiled = compiled if self._is_compiled else None
         towers = [
             {**self._captured, **dict(zip(self._arguments, components(given), strict=True))}
             for given in arguments
         ]
+        if compiled is not None and self._checks is not None and not any(map(is_gpu, devices)):
+            checks = self._checks
+            with tf.device(HOST):
+                turns["compiled"] = [
+                    tf.reduce_all([is_full, *checks.function_of(0)(*map(tower.get, checks.inputs))])
+                    for is_full, tower in zip(compiled, towers, strict=True)
+                ]
 
         def add_up(level: int) -> None:
             """Sums the inputs of a level's collectives over the towers, all at once."""
@@ -215,11 +228,14 @@ def call_in_order(
                 with tf.control_dependencies([ends[device]]):
                     values = [tf.identity(value) for value in values]
             call = functools.partial(segment.function_of(first + t), *values)
+            plain, is_eager = functools.partial(without_xla, call), tf.executing_eagerly()
             if compiled is None:
                 results = call()
+            elif is_eager:
+                results = tf.function(plain, autograph=False)()
             else:
-                results = tf.cond(compiled[t], call, functools.partial(without_xla, call))
-            if results and not tf.executing_eagerly():
+                results = tf.cond(compiled[t], call, plain)
+            if results and not is_eager:
                 run_independently(results[0])
             if take_turns:
                 # Wait for an operation: inlining drops control edges from a call.

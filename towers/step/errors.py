@@ -49,8 +49,7 @@ def run_in_turn(step: Any, name: str, *batch: Any) -> None:
         shards = shard_batch(batch, step.num_towers)
     traced, weigh = step.tower.trace(name, shards[step.local_towers.start].values)
     if step.cluster.num_workers == 1 or weigh is None and not traced.collectives:
-        options = [tf.ones([])] if name == "train" else []
-        step.run_towers(name, shards, *options)
+        step.run_towers(name, shards, *([tf.ones([])] if name == "train" else []))
 
 
 @contextmanager

@@ -226,8 +226,7 @@ class WorkersExchange(Exchange):
             with tf.control_dependencies([tf.debugging.assert_equal(widths, same, _WIDTHS)]):
                 value = tf.identity(value)
         most = tf.maximum(tf.reduce_max(sizes), 1)  # gathering 0 rows crashes TensorFlow
-        missing = most - tf.shape(value)[0]
-        padded = tf.pad(value, [[0, missing], *[[0, 0]] * (value.shape.rank - 1)])
+        padded = tf.pad(value, [[0, most - tf.shape(value)[0]], *[[0, 0]] * (value.shape.rank - 1)])
         gathered = self._collectives.all_gather(padded)
         return tf.concat([gathered[w, : sizes[w]] for w in range(self._num_workers)], axis=0)
 
@@ -237,8 +236,7 @@ def fingerprint(batch: BatchValues) -> tf.Tensor:
 
     A checksum adds at most 127 values of each row, times the row's number: the order counts.
     """
-    num_examples = tf.cast(batch_size(batch), tf.int64)
-    return tf.stack([num_examples, *map(_row_sum, components(batch))])
+    return tf.stack([tf.cast(batch_size(batch), tf.int64), *map(_row_sum, components(batch))])
 
 
 def _row_sum(tensor: tf.Tensor) -> tf.Tensor:
@@ -251,5 +249,4 @@ def _row_sum(tensor: tf.Tensor) -> tf.Tensor:
         numbers = tf.cast(tf.bitcast(tf.cast(some, tf.float32), tf.int32), tf.int64)
     else:
         numbers = tf.cast(some, tf.int64)
-    weights = tf.range(1, tf.cast(num_rows, tf.int64) + 1)[:, tf.newaxis]
-    return tf.reduce_sum(numbers * weights)
+    return tf.reduce_sum(numbers * tf.range(1, tf.cast(num_rows, tf.int64) + 1)[:, tf.newaxis])

@@ -138,8 +138,7 @@ def _moments(
         (total,) = sum_towers([tf.reduce_sum(weigh(x), axes) * is_real])
         mean = total / count
         # Keras' second derivatives, too: without a mask, tf.nn.moments holds this mean constant.
-        fixed = tf.stop_gradient(mean) if weights is None else mean
-        difference = x - tf.reshape(fixed, shape)
+        difference = x - tf.reshape(tf.stop_gradient(mean) if weights is None else mean, shape)
         (squares,) = sum_towers([tf.reduce_sum(weigh(tf.square(difference)), axes) * is_real])
 
         def backward(*gradients: tf.Tensor) -> tf.Tensor:

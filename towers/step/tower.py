@@ -251,8 +251,7 @@ class Tower:
             with trackers_kept_out(self._model, scope):
                 added = [compute_loss(x, y, outputs, sample_weight, training)]
             check_is_number(added[0])
-        predictions = tf.nest.flatten(outputs)
-        return self.losses.total(y, predictions, sample_weight, added, shares, facts)
+        return self.losses.total(y, tf.nest.flatten(outputs), sample_weight, added, shares, facts)
 
 
 def keep_biases_apart(graph: tf.Graph) -> None:

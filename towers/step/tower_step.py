@@ -191,8 +191,7 @@ class TowerStep(Step):
             if computed.finite is None:
                 logs = updated()
             else:
-                is_finite = tf.reduce_all(computed.finite)
-                logs = tf.cond(is_finite, updated, self.metrics.result)
+                logs = tf.cond(tf.reduce_all(computed.finite), updated, self.metrics.result)
             if self.noise is not None:
                 logs["noise_scale"] = self.noise.result()
             return logs, computed.finite

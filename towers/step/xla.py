@@ -1,12 +1,13 @@
 """Decides whether XLA compiles the towers, as Keras does and for small loops, and which shards."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from towers.graph.walk import before
 from towers.machine.devices import HOST, has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers
 from towers.step.compiled import COMPILED
@@ -48,8 +49,7 @@ def uses_xla(
     if jit_compile in ("auto", COMPILED):  # like Keras, do not compile what XLA cannot
         is_told = jit_compile == COMPILED and model.compiled
         follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-        pays = not is_told and small_loops(model, loss)
-        return not is_cut and (follows or pays and FIXED_SHAPES)
+        return not is_cut and (follows or not is_told and small_loops(model, loss) and FIXED_SHAPES)
     if jit_compile:
         for layer in all_layers(model):
             if not layer.supports_jit:
@@ -94,6 +94,33 @@ def small_loops(model: keras.Model, loss: Any) -> bool:
 def _is_keras(value: Any) -> bool:
     """Whether Keras defines a function, a class or the class of an object."""
     return getattr(value, "__module__", "").startswith("keras.")
+
+
+def checks_of_kernels(graph: tf.Graph, arguments: Iterable[tf.Tensor]) -> list[tf.Tensor]:
+    """Adds the checks that CPU kernels make and XLA does not to a graph; returns scalar bools.
+
+    XLA reads another row for an index out of range, makes the loss of such a label NaN, and drops
+    assertions. Values that depend on more than the `arguments` are not checked.
+    """
+    given, found = {v.name for v in arguments}, []
+    for op in graph.get_operations():
+        size = None
+        if op.type == "Assert":
+            found.append(tf.reduce_all(op.inputs[0]))
+        elif op.type == "SparseSoftmaxCrossEntropyWithLogits":
+            logits = op.inputs[0]  # TensorFlow joins all axes but the last one
+            size = (logits.op.inputs[0] if logits.op.type == "Reshape" else logits).shape[-1]
+        elif op.type == "GatherV2" and (axis := tf.get_static_value(op.inputs[2])) is not None:
+            size = op.inputs[0].shape[int(axis)]
+        if size is not None:
+            index = op.inputs[1]
+            found.append(tf.reduce_all((index >= 0) & (index < tf.cast(size, index.dtype))))
+    return [
+        check for check in found if not any(
+            v.op.type == "Placeholder" and not is_given
+            for v, is_given in before([check], lambda v: v.name in given)
+        )
+    ]
 
 
 class FullBatch:

@@ -173,8 +173,7 @@ class _Watch:
             if is_time and self._has_stepped and not self._is_calling:
                 self._is_calling = True
                 # In a thread, because the others may never come.
-                roll = threading.Thread(target=self._compare, daemon=True, name="towers-roll")
-                roll.start()
+                threading.Thread(target=self._compare, daemon=True, name="towers-roll").start()
             if phase is None:
                 continue
             text, ended = "", tf.errors.UnavailableError

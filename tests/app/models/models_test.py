@@ -86,10 +86,6 @@ def test_a_recurrent_model_encodes_notes_one_hot_itself_and_reads_images_row_by_
     assert build((12, 14, 3), 20).layers[1].input.shape == (None, 12, 42)
 
 
-def test_the_large_models_keep_their_older_names():
-    assert models.load("towers.models.gru:build_large").name == "gru_large"
-
-
 @pytest.mark.parametrize("name", ["gru", "resnet20"])  # resnet50 has no other operations
 def test_a_saved_model_loads_without_towers(name, tmp_path):
     """Its file names Keras' own layers and operations alone."""

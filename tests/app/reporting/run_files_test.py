@@ -137,7 +137,7 @@ def test_a_model_that_keras_cannot_write_is_refused_with_the_layers_class():
 
 
 def row(epoch):
-    return [epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5]
+    return [epoch, 0.5, 0.25, 0.5, 0.25, 12.0, 3912.5, "1a2b3c4d"]
 
 
 def epochs(path):

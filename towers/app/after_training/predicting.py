@@ -81,8 +81,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     if len(outputs) == 1:
         names = ["predictions"]
     if join_workers().is_chief:
-        values = dict(zip(names, outputs, strict=True))
-        write_predictions(path, values, dataset.test_names, classes)
+        write_predictions(path, dict(zip(names, outputs, strict=True)), dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
     _export(config, file, dataset, out)
 

@@ -139,8 +139,7 @@ def _of_layer(layer: keras.layers.Layer, spec: Any) -> Change:
             f"augment: {layer.name} has weights to train, which nothing would train; leave it out."
         )
     weights = layer.weights
-    kept = set(map(id, weights))
-    states = [v for v in layer.variables if id(v) not in kept]
+    states = [v for v in layer.variables if all(v is not weight for weight in weights)]
 
     def drawn(x: Any, seed: tf.Tensor) -> Any:
         keys = tf.random.split(seed, max(1, len(states)))

@@ -53,8 +53,7 @@ class ImageFiles(DataSource):
     def identity(self) -> Iterator[bytes]:
         """Yields names, file sizes and labels."""
         for name, label in zip(self.names, self.labels, strict=True):
-            size = os.path.getsize(self.directory / name)
-            yield os.fsencode(f"{name}\0{size} {label}\0")
+            yield os.fsencode(f"{name}\0{os.path.getsize(self.directory / name)} {label}\0")
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns batches whose images are decoded on all cores, one image on each core."""
@@ -229,15 +228,13 @@ def _common_shape(
 ) -> tuple[Shape, list[str]]:
     """Returns (height, width, channels) for all images, and a warning if some images differ."""
     if asked is not None and asked[2] is not None:
-        return (asked[0], asked[1], asked[2]), []
-    looked_at = names[::-(-len(names) // LOOKED_AT)]
-    shapes = {name: image_shape(directory / name) for name in looked_at}
-    (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
-    if asked is not None:
-        return (asked[0], asked[1], channels), []
+        return (*asked[:2], asked[2]), []
+    shapes = {n: image_shape(directory / n) for n in names[::-(-len(names) // LOOKED_AT)]}
     (size, _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
-    shape = (*size, channels)
-    if not (others := [name for name, found in shapes.items() if found != shape]):
+    (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
+    shape = (*(size if asked is None else asked[:2]), channels)
+    others = [name for name, found in shapes.items() if found != shape]
+    if asked is not None or not others:
         return shape, []
     return shape, [
         f"{len(others):,} of {len(shapes):,} images to train on are not of the most frequent size "
@@ -297,8 +294,7 @@ def _images(directory: Path, part: str, classes: list[str], left_out: Counter[st
     for root, folders, files in os.walk(directory / part, onerror=_raise):
         folders[:] = [name for name in folders if not name.startswith(".")]
         left_out["links to folders"] += sum(os.path.islink(f"{root}/{name}") for name in folders)
-        path = os.path.relpath(root, directory / part).removeprefix(".")
-        name, _, below = path.partition(os.sep)
+        name, _, below = os.path.relpath(root, directory / part).removeprefix(".").partition(os.sep)
         for file in (file for file in files if not file.startswith(".")):
             suffix = os.path.splitext(file)[1].lower()
             if suffix not in SUFFIXES:

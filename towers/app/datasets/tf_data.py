@@ -85,8 +85,7 @@ class Streamed(DataSource):
     @property
     def given_spec(self) -> Any:
         """Returns the specs of the parsed (x, y), before pixels are divided."""
-        records = self.records if self.parse is None else self.records.map(self.parse)
-        return records.element_spec
+        return (self.records if self.parse is None else self.records.map(self.parse)).element_spec
 
     def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
         """Turns (index, record) into (index, (x, y)), pixels divided, on all cores, in order."""

@@ -46,7 +46,6 @@ _BUILT_IN = {source.name: source for source in (
     ModelSource("resnet50", builtin.resnet50, (224, 224, 3), 1000),
 )}
 NAMES = tuple(_BUILT_IN)
-_OLDER_NAMES = {f"towers.models.{name}:build_large": f"{name}_large" for name in ("gru", "lstm")}
 
 
 def load(name: str) -> ModelSource:
@@ -59,7 +58,7 @@ def load(name: str) -> ModelSource:
     Raises ValueError if the name is unknown, the module cannot be imported, the function is
     missing, or a constant has the wrong type.
     """
-    known = _BUILT_IN.get(_OLDER_NAMES.get(name, name))
+    known = _BUILT_IN.get(name)
     if known is not None:
         return known._replace(build=partial(_channels_last, known.build))
     if ":" in name:

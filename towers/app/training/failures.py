@@ -20,7 +20,6 @@ _REFUSAL = re.compile(
 # A node of a graph: the names of layers, then of the operation. The call of a tower is skipped.
 _NODE = re.compile(r"\{\{node ((?!\S*PartitionedCall)\S+?)\}\}")
 _OPERATION = re.compile(r"\[Op:(\w+)\]")  # outside a graph
-_LAYER = re.compile(r"Exception encountered when calling (\w+)")  # in Keras' message
 _DECORATION = re.compile(  # text around a reason: a log's prefix, nodes, Python's error type
     r"^[IWEF]\d{4} .*?[A-Z_]{5,}: |\{\{.*?\}\}|\[Op:.*|\x1b\[\d*m|^\s*\w+Error: "
 )
@@ -57,17 +56,13 @@ def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator
 
 
 def refusal(message: str) -> str:
-    """Returns the operation, its layer, the reason and the fix for a message of TensorFlow."""
+    """Returns the operation, the reason and the fix for a message of TensorFlow."""
     lines = message.splitlines()
     index = next(i for i, line in enumerate(lines) if _REFUSAL.search(line))
     reason = _DECORATION.sub("", lines[index]).strip().rstrip(".")
     behind = "\n".join(lines[index:])
-    node, operation, layer = (
-        match and match[1]
-        for match in (_NODE.search(behind), _OPERATION.search(behind), _LAYER.search(message))
+    named = _NODE.search(behind) or _OPERATION.search(behind)
+    return (
+        f"`deterministic`: {named[1] if named else 'an operation'} refuses: {reason}. Leave "
+        "`deterministic` out, or replace that layer."
     )
-    where = node or " in ".join(filter(None, [operation, layer]))
-    remedy = "Leave `deterministic` out, or replace that layer"
-    if not where:
-        where, remedy = "an operation", f"{remedy}, which num_gpus=1 may name"
-    return f"`deterministic`: {where} refuses: {reason}. {remedy}."

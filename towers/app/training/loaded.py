@@ -15,7 +15,6 @@ from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, variables_of
 from towers.resume.train_state import TrainState
-from towers.step.xla import FullBatch
 
 
 def load_newest(
@@ -50,7 +49,7 @@ def load_newest(
         return TrainState()
     state, path = found.checkpoint.state, found.path
     with checkpointer.expecting("a run"):
-        # A field that is newer than the checkpoint had its default; retired fields do not count.
+        # A field that is newer than the checkpoint had its default.
         then = {name: state["config"].get(name, value) for name, value in defaults.items()}
         checkpointer.check_same(
             then, config, options, "run",
@@ -64,10 +63,10 @@ def load_newest(
                     "start a new run."
                 )
         train_state = TrainState.from_json(state["position"])
-        for size in full_sizes.values():  # older versions compile the shards of every batch
-            size.assign(state.get(FULL_BATCH, FullBatch.EVERY))
-        # A row also holds the epoch's number, seconds and speed.
-        if any(len(row) - len(run.columns) not in (3, 4) for row in train_state.results):
+        for size in full_sizes.values():
+            size.assign(state[FULL_BATCH])
+        # A row also holds the epoch's number, seconds, speed and digest.
+        if any(len(row) != len(run.columns) + 4 for row in train_state.results):
             raise ValueError(
                 f"{path} belongs to a run with other columns than {', '.join(run.columns)}: the "
                 "metrics have changed. Compile the model as it was, or start a new run."
