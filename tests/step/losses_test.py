@@ -287,6 +287,14 @@ def test_what_is_a_mean_without_weights_may_be_none_with_them(loss):
     assert loss_fault(resolved(loss), ROWS, ROWS, CLASSES) is not None
 
 
+def test_labels_of_a_wrong_form_are_told_by_keras_own_loss_or_by_their_shape():
+    losses = keras.losses
+    with pytest.raises(ValueError, match="^Arguments `target` and `output` must have the same"):
+        check_loss(losses.CategoricalCrossentropy(), CLASSES, ROWS)
+    with pytest.raises(NeedsOtherTowers, match=r"labels \(None,\) and outputs \(None, 3\), is"):
+        check_loss(losses.MeanSquaredError(), CLASSES, ROWS)
+
+
 def test_what_cannot_be_traced_alone_needs_the_rows_of_all_towers():
     def refuses(y, y_pred):
         raise RuntimeError("not here")

@@ -132,11 +132,11 @@ SPANS = {}  # of the pauses: {first number of the tower's shard: (begin, end)}
 
 
 class Pauses(L.Layer):
-    """Pauses once in each tower's forward pass, in a call that TensorFlow believes has effects."""
+    """Asserts, and pauses once in each tower's forward pass, by Python with effects or without."""
 
-    def __init__(self):
+    def __init__(self, has_effects):
         super().__init__()
-        self.supports_jit = False
+        self.supports_jit, self.has_effects = False, has_effects
 
     def call(self, x):
         def pause(first):
@@ -145,13 +145,15 @@ class Pauses(L.Layer):
             SPANS[int(first)] = begin, time.perf_counter()
             return np.float32(0)
 
-        return x + tf.ensure_shape(tf.numpy_function(pause, [x[0, 0]], tf.float32), [])
+        tf.debugging.assert_less(x, 100.0)
+        zero = tf.numpy_function(pause, [x[0, 0]], tf.float32, stateful=self.has_effects)
+        return x + tf.ensure_shape(zero, [])
 
 
-def pauses(devices, num_towers, policy=None):
+def pauses(devices, num_towers, policy=None, has_effects=False):
     """When each tower pauses, in a step after the first: (begin, end)."""
     with tf.device(HOME):
-        model = keras.Sequential([keras.Input((1,)), Pauses(), L.Dense(1)])
+        model = keras.Sequential([keras.Input((1,)), Pauses(has_effects), L.Dense(1)])
     step = towers.TowerStep(model, "sgd", "mse", devices=devices, num_towers=num_towers,
                             policy=policy, jit_compile=False)
     x = np.arange(num_towers, dtype="float32")[:, None]
@@ -170,6 +172,12 @@ def test_towers_of_different_devices_run_at_once(policy, num_towers):
     if num_towers == 4:
         for first, second in (here, there):
             assert first[1] <= second[0]
+
+
+def test_towers_whose_python_has_effects_run_in_order():
+    """Else numbers that it draws would belong to another tower in each run."""
+    first, second = pauses(["/cpu:1", "/cpu:2"], 2, has_effects=True)
+    assert first[1] <= second[0]
 
 
 def test_a_step_asks_for_the_policy_of_its_devices(monkeypatch):

@@ -16,9 +16,8 @@ def as_text(value: Any) -> str | None:
     """Returns "0:1,1:5" for {0: 1, 1: 5} or such a text, not rounded; keeps BALANCED and None."""
     if value is None or isinstance(value, str) and value == BALANCED:
         return value
-    weights = weights_of(value)
-    texts = {k: f"{w:g}" if float(f"{w:g}") == w else repr(w) for k, w in weights.items()}
-    return ",".join(f"{label}:{text}" for label, text in texts.items())
+    texts = [(label, weight, f"{weight:g}") for label, weight in weights_of(value).items()]
+    return ",".join(f"{label}:{t if float(t) == w else repr(w)}" for label, w, t in texts)
 
 
 def weights_of(value: Any) -> dict[int, float]:

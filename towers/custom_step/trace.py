@@ -107,8 +107,7 @@ def trace_step(
             if not is_alone:
                 trace.collectives.facts.rows.warn()
                 if batch_norm is None:
-                    averaged = statistics_of(model, synchronized_layers(model, batch_norm))
-                    ids = set(map(id, averaged))
+                    ids = set(map(id, statistics_of(model, synchronized_layers(model, None))))
                     warn_of_averages(v for v, _ in trace.assigned if id(v) in ids)
             return trace
         trace.scope.make_variables()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from towers.graph.levels import Dependence
-from towers.graph.repeatable import draws_noise, repeatable
+from towers.graph.repeatable import draws_noise, is_ordered, repeatable
 from towers.graph.walk import before
 from towers.machine.tensorflow_internals import COLOCATION, KEEP_WHOLE, define_functions
 from towers.machine.user_lines import current_line
@@ -100,11 +100,13 @@ class Segment(NamedTuple):
     """Holds one level of the function: the names of its arguments and results in the trace.
 
     function_of: maps a tower's index to its function; functions differ by noise of tf.random.
+    is_ordered: whether its calls run in the order of the towers.
     """
 
     inputs: list[str]
     outputs: list[str]
     function_of: Callable[[int], Callable]
+    is_ordered: bool
 
 
 def cut(
@@ -171,7 +173,7 @@ def _segment(
 ) -> Segment:
     """Makes concrete functions of a graph, without a device: they run on their caller's device."""
     input_names, output_names = [v.name for v in inputs], [v.name for v in outputs]
-    has_noise = draws_noise(graph)
+    has_noise, ordered = draws_noise(graph), is_ordered(graph)
 
     @functools.cache
     def make(tower: int) -> Callable:
@@ -192,4 +194,4 @@ def _segment(
                 *(tf.TensorSpec(v.shape, v.dtype) for v in inputs)
             )
 
-    return Segment(input_names, output_names, lambda tower: make(tower if has_noise else 0))
+    return Segment(input_names, output_names, lambda t: make(t if has_noise else 0), ordered)

@@ -175,8 +175,7 @@ def get_item(op: Op) -> Fact:
         return one_row(values, index) if index.is_counter else op.faulty(values, PLACE)
     if values.axis is None:
         return op.combine([values, index]) if index.loop else values
-    axis = open_axis(op.output) if values.axis == UNKNOWN else values.axis - 1
-    return replace(values, axis=axis)
+    return replace(values, axis=open_axis(op.output) if values.axis == UNKNOWN else values.axis - 1)
 
 
 def set_item(op: Op) -> Fact:

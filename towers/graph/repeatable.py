@@ -70,6 +70,12 @@ def draws_noise(definition: tf.compat.v1.GraphDef) -> bool:
     return any(map(_draws, [*definition.node, *_nodes_of_functions(definition)]))
 
 
+def is_ordered(definition: tf.compat.v1.GraphDef) -> bool:
+    """Returns whether copies of a graph run one after another: it prints or calls Python."""
+    nodes = [*definition.node, *_nodes_of_functions(definition)]
+    return any(node.op in ("PyFunc", "EagerPyFunc", "PrintV2") for node in nodes)
+
+
 UNSAVED_NOISE = (
     "the model draws noise by tf.random, which has no state to save: after a resume its noise "
     "differs. Draw it with keras.random and a keras.random.SeedGenerator of the layer."

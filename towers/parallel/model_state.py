@@ -65,9 +65,7 @@ def drop_iterator(model: keras.Model, name: str) -> None:
 
 def parameter_device_of(model: keras.Model) -> str:
     """Returns the device of a parallel model's variables, or the one they will be made on."""
-    if model.built:
-        return state_lib.variables_device(model)
-    return towers_of(model).parameter_device
+    return state_lib.variables_device(model) if model.built else towers_of(model).parameter_device
 
 
 def forget_functions(model: keras.Model) -> None:

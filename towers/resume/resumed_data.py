@@ -216,8 +216,7 @@ def _passes(dataset: tf.data.Dataset, start: Start) -> Data:
     spec = dataset.element_spec
     identity = {"data": f"{count} {spec}"}
     if start.steps_per_epoch:
-        skipped = epochs_done * start.steps_per_epoch
-        return Data(dataset.repeat(), spec, identity, skipped=skipped)
+        return Data(dataset.repeat(), spec, identity, skipped=epochs_done * start.steps_per_epoch)
     # Inside `flat_map`, the dataset begins with the first batch that is read. Otherwise, each
     # iterator would begin it, and Keras makes iterators that it never reads.
     x = tf.data.Dataset.range(1).flat_map(lambda _: dataset).with_options(dataset.options())

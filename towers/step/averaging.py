@@ -70,9 +70,7 @@ def add(left: Any, right: Any) -> Any:
     """Returns left + right; `lookups.add_slices` adds embedding gradients, and None stays None."""
     if left is None:
         return None
-    if isinstance(left, tf.IndexedSlices | tuple):
-        return add_slices(left, right)
-    return left + right
+    return add_slices(left, right) if isinstance(left, tf.IndexedSlices | tuple) else left + right
 
 
 def subtrees(owners: Sequence[int]) -> list[tuple[int, range]]:

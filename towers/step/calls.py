@@ -20,7 +20,8 @@ from towers.graph.cut import Segment, TowerCollective, TowerCollectives, cut
 from towers.graph.levels import Dependence, StageLevels
 from towers.graph.merged import compute_noise_keys_once, merge_repeats
 from towers.graph.repeatable import (
-    draws_noise, has_unsaved_noise, is_repeatable, sums_in_order, warn_of_unordered_sums,
+    draws_noise, has_unsaved_noise, is_ordered, is_repeatable, sums_in_order,
+    warn_of_unordered_sums,
 )
 from towers.machine.devices import HOST, is_gpu
 from towers.machine.tensorflow_internals import (
@@ -94,8 +95,8 @@ def trace_tower(
             levels = collectives.dependence
             for inside in captured:
                 levels.feed(inside, local=False, level=0)
-        groups = stages.groups if stages is not None else None
-        return TracedTower(function, flat, levels, options, collectives.events, groups, checks)
+        given = function, definition, flat, levels, options, checks
+        return TracedTower(*given, collectives.events, None if stages is None else stages.groups)
 
 
 class TracedTower:
@@ -106,23 +107,23 @@ class TracedTower:
     """
 
     def __init__(
-        self, function: Any, arguments: Sequence[tf.Tensor], levels: Dependence | None = None,
-        options: Mapping[str, Any] | None = None, collectives: Sequence[TowerCollective] = (),
-        groups: Mapping[str, Sequence[str]] | None = None, checks: Sequence[tf.Tensor] = (),
+        self, function: Any, definition: tf.compat.v1.GraphDef, arguments: Sequence[tf.Tensor],
+        levels: Dependence | None, options: Mapping[str, Any], checks: Sequence[tf.Tensor],
+        collectives: Sequence[TowerCollective], groups: Mapping[str, Sequence[str]] | None,
     ) -> None:
         """
-        arguments: the function's flat symbolic arguments.
+        definition: the function's graph. arguments: its flat symbolic arguments.
         levels: the level of each tensor; None keeps the function in one piece.
         options: keyword arguments of `tf.function`, for the whole or for each segment.
-        groups: `Stages.groups`, if the levels are stages.
         checks: scalar bools; XLA runs the calls of the towers for which all are true.
+        groups: `Stages.groups`, if the levels are stages.
         """
         self.function, self.structured_outputs = function, function.structured_outputs
         self._arguments = [v.name for v in arguments]
         self.collectives, self._groups = collectives, groups
         self._results = tf.nest.flatten(self.structured_outputs, expand_composites=True)
-        self._captured: dict[str, Any] = {}
-        self._is_compiled = bool(options and options.get("jit_compile"))
+        self._captured, self._definition = dict[str, Any](), definition
+        self._is_compiled = bool(options.get("jit_compile"))
         wanted = [v for v in self._results if v is not None]
         self._checks = cut(function, Dependence(arguments), checks, with_effects=False).get(0)
 
@@ -131,17 +132,18 @@ class TracedTower:
             return components(function(*packed(specs, iter(values))))
 
         if levels is None:
-            outputs = [v.name for v in wanted]
-            self.segments = {0: Segment(self._arguments, outputs, lambda tower: call)}
+            names = [v.name for v in wanted]
+            ordered = is_ordered(definition)
+            self.segments = {0: Segment(self._arguments, names, lambda tower: call, ordered)}
         else:
             self._captured = {inside.name: outside for outside, inside in function.graph.captures}
             wanted += [v for collective in collectives for v in collective.inputs]
-            self.segments = cut(function, levels, wanted, options=options or {})
+            self.segments = cut(function, levels, wanted, options=options)
 
     @functools.cached_property
     def has_unsaved_noise(self) -> bool:
         """Whether the method draws noise with tf.random, whose state cannot be saved."""
-        return has_unsaved_noise(self.function.graph.as_graph_def())
+        return has_unsaved_noise(self._definition)
 
     def run(
         self, arguments: Sequence[Any], devices: Sequence[str],
@@ -235,7 +237,7 @@ def call_in_order(
                 results = tf.function(plain, autograph=False)()
             else:
                 results = tf.cond(compiled[t], call, plain)
-            if results and not is_eager:
+            if results and not (is_eager or segment.is_ordered):
                 run_independently(results[0])
             if take_turns:
                 # Wait for an operation: inlining drops control edges from a call.

@@ -169,19 +169,22 @@ class WeightShapeError(ValueError):
 
 
 def check_loss(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any = None) -> None:
-    """Raises NeedsOtherTowers if `loss_fault` finds an operation, or the loss cannot be traced."""
+    """Raises NeedsOtherTowers if `loss_fault` finds one, or a custom loss cannot be traced."""
+    is_keras = getattr(getattr(loss, "fn", loss), "__module__", "").startswith("keras.")
     try:
         fault = loss_fault(loss, y, y_pred, sample_weight)
         why = "" if fault is None else f"{line_of(fault.operation)} {fault.what}"
-    except (WeightShapeError, BatchInCode):
-        raise
     except Exception as error:  # a custom loss may raise anything
+        if is_keras or isinstance(error, WeightShapeError | BatchInCode):
+            raise
         first_line = f"{error}".strip().partition("\n")[0]
         why = f"it cannot be traced alone ({type(error).__name__}: {first_line})"
     if why:
+        labels, outputs = (getattr(v, "shape", "of several parts") for v in (y, y_pred))
         raise NeedsOtherTowers(
-            f"{_name(loss)} is neither a mean nor a sum over the examples: {why}. Return a value "
-            "for each example, or use towers.make_parallel(model, gpus): its fit gathers all rows."
+            f"{_name(loss)}, of labels {labels} and outputs {outputs}, is neither a mean nor a sum "
+            f"over the examples: {why}. Return a value for each example, or use "
+            "towers.make_parallel(model, gpus): its fit gathers all rows."
         )
 
 

@@ -135,8 +135,7 @@ class StageServer(ParameterServer):
         chosen: list[list[int]] = [[] for _ in groups[0]]
         for i, value in enumerate(values[0]):
             tensors = components(value)  # none in a gradient that is None
-            stage = groups[0].index(short_name(tensors[0].device)) if tensors else 0
-            chosen[stage].append(i)
+            chosen[groups[0].index(short_name(tensors[0].device)) if tensors else 0].append(i)
         trees = [
             self.reduce([[of[i] for i in own] for of in values], [group[stage] for group in groups])
             for stage, own in enumerate(chosen)

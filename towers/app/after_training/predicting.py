@@ -76,10 +76,8 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     found = [model.predict_on_batch(keras.utils.unpack_x_y_sample_weight(b)[0]) for b in batches]
     names = sorted(found[0]) if isinstance(found[0], dict) else getattr(model, "output_names", [])
     outputs = [np.concatenate(parts) for parts in zip(*map(tf.nest.flatten, found))]
-    if len(set(names)) != len(outputs):
-        names = [f"output_{i}" for i in range(len(outputs))]
-    if len(outputs) == 1:
-        names = ["predictions"]
+    if len(outputs) == 1 or len(set(names)) != len(outputs):
+        names = [f"output_{i}" for i in range(len(outputs))] if outputs[1:] else ["predictions"]
     if join_workers().is_chief:
         write_predictions(path, dict(zip(names, outputs, strict=True)), dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))

@@ -97,8 +97,7 @@ def launch(
                 task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
                 own = {} if gpus is None else {VISIBLE_GPUS: gpus}
                 # Python without buffers shows lines at once.
-                lines = {"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"}
-                environments.append(lines | own)
+                environments.append({"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"} | own)
             ends, named = supervise(command, environments, stops)
             directory = named or directory
             why = cause(ends)

@@ -79,8 +79,7 @@ class Worker:
     def show(self, line: bytes, is_error: bool) -> None:
         """Shows a line that the worker wrote, or holds it back."""
         last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # a progress bar's last state
-        encoding = getattr(sys.stdout, "encoding", None) or "utf-8"
-        text = last.decode(encoding, "backslashreplace")
+        text = last.decode(getattr(sys.stdout, "encoding", None) or "utf-8", "backslashreplace")
         marked = f"[worker {self._index}] {text}" if self._index else text
         if is_error and (self._held or text.startswith(_ERRORS)):
             self._held_since = min(self._held_since, time.monotonic())
