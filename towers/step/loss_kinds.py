@@ -182,8 +182,8 @@ def check_loss(loss: keras.losses.Loss, y: Any, y_pred: Any, sample_weight: Any 
     if why:
         labels, outputs = (getattr(v, "shape", "of several parts") for v in (y, y_pred))
         raise NeedsOtherTowers(
-            f"{_name(loss)}, of labels {labels} and outputs {outputs}, is neither a mean nor a sum "
-            f"over the examples: {why}. Return a value for each example, or use "
+            f"{_name(loss)} is neither a mean nor a sum over the examples: {why} (labels {labels}, "
+            f"outputs {outputs}). Return a value for each example, or use "
             "towers.make_parallel(model, gpus): its fit gathers all rows."
         )
 
