@@ -125,8 +125,9 @@ def resumed_fit(
         checkpointer.hold(lambda: variables, others, held)
         if found is not None:
             remedy = "Start and compile as then, or name another directory."
-            checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
-            full_batch.assign(saved[FULL_BATCH])
+            with checkpointer.expecting("a fit"):
+                checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
+                full_batch.assign(saved[FULL_BATCH])
             del found, saved  # as large as the model
         checkpointer.restore(callbacks=False)
         stack.callback(checkpointer.wait)

@@ -139,8 +139,7 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
     """Makes the source of a tf.data.Dataset, cached if it surely fits into 1/4 of the memory."""
     where = "the tf.data.Dataset"
     (count, _), size = _count(dataset, where), _example_bytes(dataset)
-    kind = Cached if size is not None and fits(count * size) else Streamed
-    return kind(dataset, where, count)
+    return (Cached if size is not None and fits(count * size) else Streamed)(dataset, where, count)
 
 
 def split_of(
