@@ -117,16 +117,16 @@ def part_once(cluster):
 
 def hang_wholly(cluster):
     """Worker 1 does not come to a step, and holds Python's lock, so that no thread runs."""
-    hang_between_steps(cluster, lambda: ctypes.PyDLL(None).sleep(1000))
+    hang_between_steps(cluster, lambda: ctypes.PyDLL(None).sleep(1000), timeout=1.0)
 
 
 def sleep_for_long():
     time.sleep(1000)
 
 
-def hang_between_steps(cluster, sleep=sleep_for_long):
+def hang_between_steps(cluster, sleep=sleep_for_long, timeout=3.0):
     """Worker 1 does not come to a step; its threads run."""
-    watch.set_timeout(1.0)
+    watch.set_timeout(timeout)
     cluster.all_reduce_max(0)
     say("begun")
     if cluster.index == 1:
