@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
+from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.data.util.structure import NoneTensorSpec
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import ops
@@ -42,6 +43,7 @@ OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 # a node that is copied without these nodes.
 COLOCATION = "_class"
 
+_PLACES = (COLOCATION, "_output_shapes")
 _COMPILED = "_XlaMustCompile"  # the attribute of a call that XLA compiles
 
 
@@ -84,6 +86,29 @@ def called_graphs(operation: tf.Operation, name: str) -> list[Any]:
     except ValueError:
         return []
     return [function.graph for function in functions if hasattr(function, "graph")]
+
+
+def evaluated(tensor: tf.Tensor) -> Any:
+    """Returns the value of a graph's integer tensor if it follows from shapes, or None."""
+    if not (tensor.dtype.is_integer or tensor.dtype.is_bool) or tensor.op.type == "Placeholder":
+        return None
+    # tf.get_static_value knows few operations; this runs those that shape inference runs.
+    with tensor.graph._c_graph.get() as graph:
+        return pywrap_tf_session.TF_TryEvaluateConstant_wrapper(graph, tensor._as_tf_output())
+
+
+def copied(
+    operation: tf.Operation, inputs: list[tf.Tensor], attributes: Mapping[str, Any] | None = None
+) -> list[tf.Tensor]:
+    """Copies an operation into the current graph; `attributes` replace some of its own."""
+    kept = {k: v for k, v in operation.node_def.attr.items() if k not in _PLACES}
+    graph = tf.compat.v1.get_default_graph()
+    inputs = [graph.capture(value) for value in inputs]
+    copy = graph._create_op_internal(
+        operation.type, inputs, [v.dtype for v in operation.outputs],
+        attrs={**kept, **(attributes or {})}, name=operation.name.split("/")[-1].lstrip("_"),
+    )
+    return list(copy.outputs)
 
 
 def without_xla(function: Callable, *values: tf.Tensor) -> Any:

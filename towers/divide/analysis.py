@@ -1,0 +1,154 @@
+"""Decides for each operation of the trace whether it runs in every tower, or once.
+
+An operation without a rule runs once, on whole values. It is exact and only slower.
+"""
+
+from collections.abc import Collection, Sequence
+
+from towers.divide import arithmetic, layers, loops, shapes  # noqa: F401  (their rules)
+from towers.divide.facts import ONCE, OWN, PART, SIZE, Each, Elements, Op, Value
+from towers.divide.flat import has_effects, new_op
+from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
+from towers.divide.rule import RULES, Look
+
+# These make rows of a value that has none, if their shape argument counts rows.
+_MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
+              "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2")  # fmt: skip
+SHAPES = ("Shape", "ShapeN", "Size")
+# A size that these return may count rows for some batches and not for others.
+_CHOICES = ("Maximum", "Minimum", "Select", "SelectV2", "StatelessIf", "Where")
+
+
+class Analysis:
+    """Gives every value of a trace its fact, and every operation its place.
+
+    forced: names of traced operations that run once although a rule says otherwise.
+    """
+
+    def __init__(self, forced: Collection[str] = ()) -> None:
+        self.probes, self.forced = Probes(), forced
+        self._reads: dict[Value, Op] = {}  # of variables, since the last operation with effects
+        self._early: list[Op] = []
+
+    def place(self, ops: Sequence[Op]) -> list[Op]:
+        """Decides on operations in their order; returns them and the reads before loops.
+
+        What the operations read is known already.
+        """
+        order: list[Op] = []
+        waiting: list[Op] = []
+        for op in ops:
+            if loops.has_own_shapes(op):
+                self._place_group(waiting)
+                order, waiting = [*order, *waiting], []
+                self._place_alone(op)
+                waiting = []
+                order += [*self._early, op]
+                self._early = []
+            else:
+                waiting.append(op)
+        self._place_group(waiting)
+        return [*order, *waiting]
+
+    def read_before(self, op: Op) -> Value:
+        """Returns the value of a variable that is read in a loop, read before the loop."""
+        handle = op.inputs[0]
+        if handle not in self._reads:
+            self._reads[handle] = new_op(op.type, op.source, [handle], op.source.outputs)
+            self.probes.feed_static(self._reads[handle].outputs[0])
+            self._early.append(self._reads[handle])
+        return self._reads[handle].outputs[0]
+
+    def _place_group(self, ops: Sequence[Op]) -> None:
+        """Decides on operations whose shapes TensorFlow infers."""
+        self.probes.extend(ops)
+        for op in ops:
+            self._decide(op, self._each(op))
+
+    def _place_alone(self, op: Op) -> None:
+        """Decides on an operation with lists or functions, whose rule knows the shapes."""
+        each = loops.each_of(self, op)
+        self._decide(op, each)
+        for i, value in enumerate(op.outputs):
+            known = each.shapes[i] if each is not None and each.shapes else None
+            value.elements = each.elements[i] if each is not None and each.elements else Elements()
+            if known is None:
+                self.probes.feed_static(value)
+            else:
+                self.probes.feed(value, known)
+
+    def _decide(self, op: Op, each: Each | None) -> None:
+        op.each = each
+        if has_effects(op):
+            self._reads = {}
+        if each is not None:
+            for value, fact in zip(op.outputs, each.facts, strict=True):
+                value.fact = fact
+
+    def _each(self, op: Op) -> Each | None:
+        """Returns how an operation runs in every tower, or None."""
+        if has_effects(op) or op.type == "ReadVariableOp":
+            return None
+        look = Look(op, self.probes)
+        if op.type in SHAPES:
+            return self._shape(look)
+        if self._is_size(look):
+            return Each([], [SIZE] * len(op.outputs))
+        is_divided = any(fact != ONCE for fact in look.facts())
+        if op.type not in RULES or not (is_divided or op.type in _MAKE_ROWS):
+            return None
+        each = RULES[op.type](look)
+        if each is None or not all(map(self._has_rows, op.outputs, each.facts)):
+            return None
+        return each
+
+    def _has_rows(self, value: Value, fact: tuple[str, int]) -> bool:
+        """Returns whether the sizes of a value agree with its fact."""
+        if fact[0] != "rows":
+            return True
+        dims = self.probes.dims(value)
+        return dims is not None and is_rows(dims[fact[1]])
+
+    def _is_size(self, look: Look) -> bool:
+        """Returns whether a result follows from shapes and constants, and does not count rows."""
+        if not all(value.fact == SIZE for value in look.inputs):
+            return False
+        for i, value in enumerate(look.outputs):
+            dims = look.out(i)
+            if dims is None:  # such as the axes that a gradient is summed over
+                found = self.probes.values(value)
+                dims = None if found is None else list(zip(*(v.shape for v in found)))
+            if dims is None or not all(map(is_fixed, dims)):
+                return False
+        if look.type not in _CHOICES:
+            return True
+        return all(self._is_harmless(value) for value in look.inputs)
+
+    def _is_harmless(self, value: Value) -> bool:
+        """Returns whether a choice between this size and others is that of any batch."""
+        found = self.probes.values(value)
+        return found is not None and len({str(v) for v in found}) == 1
+
+    def _shape(self, look: Look) -> Each | None:
+        """Answers for a shape: made where it is read, of constants, N and the tower's tensor."""
+        for i, value in enumerate(look.inputs):
+            dims, axis = look.dims(i), value.fact.axis
+            if value.fact.kind == "rows":
+                is_known = value.shape.rank is not None and dims is not None
+                value.rows_each = rows_each(dims[axis]) if is_known else None
+                others = [dim for a, dim in enumerate(dims or ()) if a != axis]
+                is_known = value.rows_each is not None and all(map(is_fixed, others))
+            else:
+                is_known = value.shape.is_fully_defined()
+            if not is_known:
+                return self._shape_of_parts(look)
+        return Each([], [SIZE] * len(look.outputs))
+
+    def _shape_of_parts(self, look: Look) -> Each | None:
+        """Answers for a shape with an entry that only all towers know, as after a merge of axes."""
+        value = look.inputs[0]
+        if look.type != "Shape" or value.fact.kind != "rows" or look.dims(0) is None:
+            return None
+        if any(not is_fixed(d) for a, d in enumerate(look.dims(0)) if a != value.fact.axis):
+            return None
+        return Each([(value, OWN)], [PART], emit=loops.shape_as_part(value.fact.axis))

@@ -1,0 +1,161 @@
+"""Emits operations of the trace into the graph of one tower, or on whole values."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from towers.divide.facts import AS_PART, ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
+from towers.machine.tensorflow_internals import copied
+
+
+class Place(NamedTuple):
+    """Where a tower's rows are in the batch; scalars, int32.
+
+    count: how many they are. start: how many come before. total: those of the batch.
+    """
+
+    count: Any
+    start: Any
+    total: Any
+
+
+class Context:
+    """Holds values of the trace in one graph, and emits operations that read them.
+
+    place: the tower's, or None for whole values.
+    find: gives values that are not emitted here, or None if there are none.
+    """
+
+    def __init__(
+        self, place: Place | None, total: Any, find: Callable[[Value, Need], Any] | None = None
+    ) -> None:
+        self.place, self._total, self._find = place, total, find
+        self.values: dict[Value, Any] = {}
+
+    def copy(self, op: Op, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+        """Copies an operation; integers and types among its attributes may be replaced."""
+        replaced = {name: _attribute(value) for name, value in attributes.items()}
+        return copied(op.source, list(inputs), replaced)
+
+    def run(self, ops: Iterable[Op]) -> None:
+        """Emits operations in a tower, with those on whole values, such as a loop's counter."""
+        for op in ops:
+            if op.each is None:
+                outputs = self.copy(op, [self.read(value, WHOLE) for value in op.inputs])
+            elif all(fact == SIZE for fact in op.each.facts):
+                continue  # made where it is read
+            else:
+                given = [self.read(value, need) for value, need in op.each.needs]
+                outputs = list((op.each.emit or Context.copy)(self, op, given))
+            self.values.update(zip(op.outputs, outputs, strict=True))
+
+    def read(self, value: Value, need: Need) -> Any:
+        """Returns a value as an operation needs it."""
+        plain = without_change(value, need)
+        if plain == OWN:
+            return self.values[value] if value in self.values else self._find(value, OWN)
+        if plain == WHOLE:
+            return self._whole(value)
+        if plain.kind == "shape":
+            return self._own_shape(self._whole(value), plain.axis)
+        if plain.kind == "part":
+            whole = self._whole(value)
+            return tf.where(tf.equal(self.place.start, 0), whole, tf.zeros_like(whole))
+        if value.fact == SIZE or value in self.values:
+            return self._cut(self._whole(value), plain.axis)
+        return self._find(value, plain)
+
+    def _whole(self, value: Value) -> Any:
+        """Returns a value of the batch."""
+        if value in self.values and value.fact in (ONCE, SIZE):
+            return self.values[value]
+        if value.fact == SIZE:
+            self._emit_size(value.op)
+            return self.values[value]
+        return self._find(value, WHOLE)
+
+    def _cut(self, whole: Any, axis: int) -> Any:
+        """Returns the tower's rows of a whole value."""
+        each = tf.shape(whole)[axis] // self.place.total
+        indices = each * self.place.start + tf.range(each * self.place.count)
+        return tf.gather(whole, indices, axis=axis)
+
+    def _own_shape(self, shape: tf.Tensor, axis: int) -> tf.Tensor:
+        """Returns a shape with the tower's rows for those of the batch; -1 stays."""
+        total = tf.cast(self.place.total, shape.dtype)
+        count = tf.cast(self.place.count, shape.dtype)
+        is_rows = tf.logical_and(tf.one_hot(axis, tf.size(shape), True, False), shape >= 0)
+        return tf.where(is_rows, shape // total * count, shape)
+
+    def _emit_size(self, op: Op) -> None:
+        """Emits an operation whose result follows from shapes and constants."""
+        if op.type in ("Shape", "ShapeN", "Size"):
+            outputs = [self._shape(op, value, out) for value, out in zip(op.inputs, op.outputs)]
+        else:
+            outputs = self.copy(op, [self._whole(value) for value in op.inputs])
+        self.values.update(zip(op.outputs, outputs, strict=True))
+
+    def _shape(self, op: Op, value: Value, out: Value) -> tf.Tensor:
+        """Returns the shape, or the size, of the batch's value."""
+        sizes: list[Any] = value.shape.as_list()
+        if value.fact.kind == "rows":
+            axis, each = value.fact.axis, value.rows_each
+            sizes[axis] = tf.cast(each * self._total, out.dtype)
+        if None in sizes:  # another size that changes from batch to batch: each tower's is the same
+            own = tf.shape(self.read(value, OWN), out_type=out.dtype)
+            sizes = [own[axis] if size is None else size for axis, size in enumerate(sizes)]
+        stacked = tf.stack([tf.cast(size, out.dtype) for size in sizes]) if sizes else (
+            tf.zeros([0], out.dtype)
+        )  # fmt: skip
+        return tf.reduce_prod(stacked) if op.type == "Size" else stacked
+
+
+def _attribute(value: Any) -> Any:
+    """Returns an AttrValue of an integer or a type."""
+    found = tf.compat.v1.AttrValue()
+    if isinstance(value, tf.DType):
+        found.type = value.as_datatype_enum
+    else:
+        found.i = value
+    return found
+
+
+def without_change(value: Value, need: Need) -> Need:
+    """Returns OWN if what a tower has is what is needed."""
+    is_own = need.kind == "rows" and value.fact == rows(need.axis)
+    return OWN if is_own or need == AS_PART and value.fact == PART else need
+
+
+def reads(op: Op) -> list[tuple[Value, Need]]:
+    """Returns what an operation reads: for a size, the towers' values that it follows from.
+
+    A value that becomes a part is read as a whole.
+    """
+    whole = [(value, WHOLE) for value in op.inputs]
+    found = []
+    for value, need in whole if op.each is None else op.each.needs:
+        if value.fact == SIZE:
+            found += [(root, OWN) for root in roots(value)]
+        else:
+            need = without_change(value, need)
+            found.append((value, WHOLE if need == AS_PART else need))
+    return found
+
+
+def roots(size: Value) -> list[Value]:
+    """Returns the tensors of the towers that a size is read from: those with other open sizes."""
+    found: list[Value] = []
+    stack, seen = [size], set()
+    while stack:
+        value = stack.pop()
+        if value in seen:
+            continue
+        seen.add(value)
+        if value.fact != SIZE:
+            open_axes = {a for a, n in enumerate(value.shape) if n is None} - {value.fact.axis}
+            if open_axes:
+                found.append(value)
+        else:
+            stack += value.op.inputs
+    return found

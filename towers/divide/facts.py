@@ -1,0 +1,130 @@
+"""Names what is known of a tensor of the traced step, and how an operation in a tower reads it.
+
+    fact    where the value is                                     how it arises
+    once    one value, on the parameter device                     parameters, sums, other operations
+    rows    each tower holds its own rows, along an axis           the batch, row-by-row operations
+    part    each tower holds a part; the sum of the parts is it    sums over rows
+    size    follows from shapes and constants; made where needed   tf.shape(x)[0], constants
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Fact(NamedTuple):
+    """Where a tensor's value is. A TensorList has the fact of its elements.
+
+    axis: the axis of the rows; -1 for other kinds.
+    """
+
+    kind: str
+    axis: int = -1
+
+
+ONCE, PART, SIZE = Fact("once"), Fact("part"), Fact("size")
+EMPTY = Fact("empty")  # a TensorList without elements yet
+
+
+def rows(axis: int) -> Fact:
+    """Returns the fact of a tensor whose rows lie along an axis."""
+    return Fact("rows", axis)
+
+
+class Need(NamedTuple):
+    """How an operation in a tower reads an input.
+
+    kind: "whole" is the batch's value. "own" is the tower's value, rows or a part, as it is. "rows"
+        is the tower's rows along an axis of a whole value. "part" is the whole value in the first
+        tower and zeros in the others. "shape" is a shape whose entry at an axis becomes the tower's.
+    """
+
+    kind: str
+    axis: int = -1
+
+
+WHOLE, OWN, AS_PART = Need("whole"), Need("own"), Need("part")
+
+
+def rows_of(axis: int) -> Need:
+    """Returns the need for a tower's rows along an axis."""
+    return Need("rows", axis)
+
+
+def shape_of(axis: int) -> Need:
+    """Returns the need for a shape whose entry at an axis counts the tower's rows."""
+    return Need("shape", axis)
+
+
+class Elements(NamedTuple):
+    """What is known of the elements of a TensorList.
+
+    shapes: of each element, at the probes. count: how many there are, at the probes. source: the
+    size that each element equals. None is unknown.
+    """
+
+    shapes: Sequence[Any] | None = None
+    count: Sequence[int] | None = None
+    source: "Value | None" = None
+
+
+@dataclass(eq=False)
+class Value:
+    """A tensor of the flattened trace.
+
+    shape: the shape in the trace; a None is a size that may change from batch to batch.
+    elements: of a TensorList.
+    rows_each: entries of the axis of rows for each example, once a shape has been read.
+    """
+
+    op: "Op"
+    index: int
+    dtype: tf.DType
+    shape: tf.TensorShape
+    fact: Fact = ONCE
+    elements: Elements = Elements()
+    rows_each: int | None = None
+
+    @property
+    def name(self) -> str:
+        """The name in the probe graphs."""
+        return f"{self.op.name}:{self.index}"
+
+
+@dataclass(eq=False)
+class Op:
+    """An operation of the flattened trace. Operations are numbered in the order of the trace.
+
+    source: the traced operation, which has the attributes and the user's line.
+    """
+
+    name: str
+    type: str
+    source: tf.Operation
+    inputs: list[Value]
+    outputs: list[Value]
+    each: "Each | None" = None  # None: it runs once
+
+    @property
+    def is_stateful(self) -> bool:
+        """Whether the operation reads or changes a state, prints, checks or calls Python."""
+        return bool(self.source.op_def.is_stateful)
+
+
+@dataclass
+class Each:
+    """Says that an operation runs in every tower.
+
+    needs: what it reads, usually one for each input.
+    facts: of its outputs.
+    emit: makes the tower's outputs of the tower's context and the needed values; None: a copy.
+    shapes, elements: of the outputs, where TensorFlow's shape inference does not know them.
+    """
+
+    needs: list[tuple[Value, Need]]
+    facts: list[Fact]
+    emit: Callable[[Any, "Op", list[Any]], Sequence[Any]] | None = None
+    shapes: list[Any] | None = None
+    elements: list[Elements] | None = None

@@ -1,0 +1,138 @@
+"""Flattens a traced step: a list of operations, with the functions that it calls put in their place."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.divide.facts import Op, Value
+from towers.machine.tensorflow_internals import called_graphs
+
+_numbers = itertools.count()
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+LOOPS, CONDITIONS = ("While", "StatelessWhile"), ("If", "StatelessIf")
+_BODIES = ("body", "cond", "then_branch", "else_branch")
+_READS = ("ReadVariableOp", "VariableShape")  # stateful for TensorFlow, but they change nothing
+NOT_RUN = ("Placeholder", "NoOp")
+
+
+def new_op(
+    kind: str, source: tf.Operation, inputs: Sequence[Value], outputs: Iterable[Any]
+) -> Op:
+    """Returns an operation with new outputs, which have the types and shapes of `outputs`."""
+    op = Op(f"o{next(_numbers)}", kind, source, list(inputs), [])
+    op.outputs = [Value(op, i, tensor.dtype, tensor.shape) for i, tensor in enumerate(outputs)]
+    return op
+
+
+def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Value]]:
+    """Returns the operations of a FuncGraph in an order that they can run in, and its outputs.
+
+    given: the values of the graph's inputs, by the tensor's id. Operations follow those whose
+    results they read and those that the trace runs before them.
+    """
+    ops: list[Op] = []
+    values = dict(given)
+    for operation in _in_order(graph):
+        if operation.type in NOT_RUN:
+            continue
+        inputs = [values[id(tensor)] for tensor in operation.inputs]
+        called = called_graphs(operation, "f") if operation.type in CALLS else []
+        if called:
+            arguments = {id(t): v for t, v in zip(called[0].inputs, inputs, strict=True)}
+            inner, results = flatten(called[0], arguments)
+            ops += inner
+        elif operation.type == "ResourceGather":
+            added, results = _as_gather(operation, inputs)
+            ops += added
+        else:
+            ops.append(new_op(operation.type, operation, inputs, operation.outputs))
+            results = _unchanged(operation, inputs, ops[-1].outputs)
+        values.update({id(t): v for t, v in zip(operation.outputs, results, strict=True)})
+    return ops, [values[id(tensor)] for tensor in graph.outputs]
+
+
+def _unchanged(
+    operation: tf.Operation, inputs: list[Value], outputs: list[Value]
+) -> list[Value]:
+    """Returns the results; for what a loop passes on unchanged, its input."""
+    bodies = called_graphs(operation, "body") if operation.type in LOOPS else []
+    if not bodies:
+        return outputs
+    pairs = zip(bodies[0].inputs, bodies[0].outputs, inputs, outputs, strict=True)
+    return [given if before is after else result for before, after, given, result in pairs]
+
+
+def _in_order(graph: Any) -> list[tf.Operation]:
+    """Returns the operations in an order that they can run in: that of the trace, if it can be.
+
+    It cannot be if the trace adds inputs to an operation later, as the gradient of a loop does.
+    """
+    order: list[tf.Operation] = []
+    done: set[int] = set()
+    for operation in graph.get_operations():
+        stack = [operation]
+        while stack:
+            last = stack[-1]
+            waiting = [
+                before
+                for before in (*(tensor.op for tensor in last.inputs), *last.control_inputs)
+                if id(before) not in done
+            ]
+            if id(last) in done or not waiting:
+                stack.pop()
+                if id(last) not in done:
+                    done.add(id(last))
+                    order.append(last)
+            else:
+                stack += waiting
+    return order
+
+
+def _as_gather(operation: tf.Operation, inputs: list[Value]) -> tuple[list[Op], list[Value]]:
+    """Returns a lookup in a variable as a read and a gather, which towers can do with the value."""
+    handle, indices = inputs
+    resource = operation.inputs[0]
+    graph = operation.graph
+    with graph.as_default():
+        table = tf.raw_ops.ReadVariableOp(resource=resource, dtype=operation.outputs[0].dtype)
+        gather = tf.raw_ops.GatherV2(
+            params=table, indices=operation.inputs[1], axis=tf.constant(0),
+            batch_dims=operation.get_attr("batch_dims"),
+        )  # fmt: skip
+    read = new_op("ReadVariableOp", table.op, [handle], [table])
+    axis = new_op("Const", gather.op.inputs[2].op, [], [gather.op.inputs[2]])
+    found = new_op(
+        "GatherV2", gather.op, [read.outputs[0], indices, axis.outputs[0]], operation.outputs
+    )
+    return [read, axis, found], found.outputs
+
+
+def has_effects(op: Op) -> bool:
+    """Returns whether an operation must run even if nobody reads its results."""
+    return _changes(op.source)
+
+
+def _changes(operation: tf.Operation) -> bool:
+    """Returns whether an operation changes a state, prints, checks or calls Python."""
+    if not operation.op_def.is_stateful or operation.type in (*_READS, "Placeholder"):
+        return False
+    if operation.type not in (*LOOPS, *CONDITIONS, *CALLS):
+        return True
+    names = ("f",) if operation.type in CALLS else _BODIES
+    has = [name for name in names if name in operation.node_def.attr]
+    graphs = [graph for name in has for graph in called_graphs(operation, name)]
+    is_known = len(graphs) == len(has)
+    return not is_known or any(_changes(op) for graph in graphs for op in graph.get_operations())
+
+
+def live(ops: Sequence[Op], outputs: Iterable[Value]) -> list[Op]:
+    """Returns the operations that the outputs need, and those with effects, in their order."""
+    wanted = {id(value) for value in outputs}
+    kept = []
+    for op in reversed(ops):
+        if has_effects(op) or any(id(value) in wanted for value in op.outputs):
+            kept.append(op)
+            wanted.update(id(value) for value in op.inputs)
+    return kept[::-1]

@@ -1,0 +1,258 @@
+"""Rules of TensorLists, in which loops keep what they read and write.
+
+A list that runs in the towers has the fact of its elements. In each tower it holds the tower's own.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+
+from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Value
+from towers.divide.facts import AS_PART, EMPTY, rows, rows_of
+from towers.divide.probes import ROWS, Probes, is_rows
+from towers.divide.rule import Look, Rule
+
+LISTS: dict[str, Rule] = {}
+
+
+def need_for(fact: Fact, is_list: bool = False) -> Need:
+    """Returns how a tower reads a value that is to have this fact."""
+    if is_list and fact != ONCE:
+        return OWN
+    return {"rows": rows_of(fact.axis), "part": AS_PART, "empty": OWN}.get(fact.kind, WHOLE)
+
+
+def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | None:
+    """Returns the fact of a value that has either fact, or None if there is none.
+
+    values: the values behind the facts that are no lists. A whole value may be cut into rows if it
+    has as many, and taken for parts, of which all but one are zeros.
+    """
+    if first == second or second == EMPTY:
+        return first
+    if first == EMPTY:
+        return second
+    kinds = {first.kind, second.kind}
+    if kinds == {"once", "size"}:
+        return ONCE
+    split = first if first.kind in ("rows", "part") else second
+    if not kinds & {"once", "size"} or split.kind not in ("rows", "part"):
+        return None
+    if split == PART:
+        return PART if all(v.dtype.is_floating or v.dtype == tf.variant for v in values) else None
+    for value in values:
+        dims = probes.dims(value)
+        if dims is None or len(dims) <= split.axis or not is_rows(dims[split.axis]):
+            return None
+    return split
+
+
+def _list_rule(*types: str) -> Any:
+    def add(function: Rule) -> Rule:
+        LISTS.update(dict.fromkeys(types, function))
+        return function
+
+    return add
+
+
+def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> Any:
+    """Returns a function that makes the shape of a tower's element; -1 is unknown.
+
+    value: an element, or elements along axis 0 if `first` is 1.
+    """
+    dims = probes.dims(value)
+    sizes = [-1 if n is None else n for n in value.shape[first:]] if value.shape.rank else None
+
+    def shape(context: Any) -> tf.Tensor:
+        if sizes is None:
+            return tf.constant(-1)
+        own: list[Any] = list(sizes)
+        if fact.kind == "rows" and dims is not None:
+            axis = fact.axis
+            own[axis] = dims[axis + first][0] // ROWS[0] * context.place.count
+        return tf.stack(own)
+
+    return shape
+
+
+@_list_rule("EmptyTensorList", "TensorListReserve")
+def new_list(look: Look) -> Each | None:
+    """Makes a list without elements; towers leave the shape of its elements open."""
+    has_count = look.type == "TensorListReserve"
+    counts = look.values(1) if has_count else None
+    if has_count and (counts is None or len({int(n) for n in counts[:3]}) > 1):
+        return None  # a list with an element for each row
+    dtype = look.op.source.get_attr("element_dtype")
+
+    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+        if has_count:
+            return [tf.raw_ops.TensorListReserve(
+                element_shape=-1, num_elements=values[0], element_dtype=dtype
+            )]  # fmt: skip
+        return [tf.raw_ops.EmptyTensorList(
+            element_shape=-1, max_num_elements=-1, element_dtype=dtype
+        )]  # fmt: skip
+
+    needs = [(look.inputs[1], WHOLE)] if has_count else []
+    count = tuple(int(n) for n in counts) if has_count else None
+    return Each(needs, [EMPTY], make, elements=[Elements(count=count)])
+
+
+@_list_rule("TensorListFromTensor")
+def from_tensor(look: Look) -> Each | None:
+    """Makes a list of the slices along axis 0, which must not be the axis of rows."""
+    dims, fact = look.dims(0), look.fact(0)
+    if dims is None or is_rows(dims[0]):
+        return None
+    if fact == ONCE:
+        axis = next((a for a, dim in enumerate(dims) if is_rows(dim)), None)
+        if axis is None:
+            return None
+        fact = rows(axis)
+    if fact.kind != "rows" and fact != PART:
+        return None
+    elements = Elements([dim[1:] for dim in zip(*dims)], dims[0])
+    inner = rows(fact.axis - 1) if fact.kind == "rows" else PART
+
+    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+        return [tf.raw_ops.TensorListFromTensor(tensor=values[0], element_shape=tf.constant(-1))]
+
+    return Each([(look.inputs[0], need_for(fact))], [inner], make, elements=[elements])
+
+
+def _put(look: Look, item: int) -> Each | None:
+    """Answers for adding an element to a list."""
+    whole, value = look.inputs[0], look.inputs[item]
+    added = value.fact if look.type == "TensorListPushBack" else look.fact(item)
+    before = whole.fact
+    if before == EMPTY and added == SIZE and look.values(item) is None:
+        added = ONCE
+    source = value if added == SIZE else None
+    if before == SIZE and (added != SIZE or not _same(look, whole.elements.source, value)):
+        before = added = ONCE
+        source = None
+    if before == ONCE and added not in (ONCE, SIZE) or whole.op.each is None and before == ONCE:
+        return None
+    fact = joined(before, added, look.probes, *([value] if added in (ONCE, SIZE) else []))
+    if fact is None or fact == EMPTY:
+        return None
+    shapes = look.probes.shapes(value)
+    needs = [(whole, OWN), *((v, WHOLE) for v in look.inputs[1:item]), (value, need_for(fact))]
+    elements = Elements([list(s) if s.rank is not None else None for s in shapes], whole.elements.count, source)
+    return Each(needs, [fact], elements=[elements])
+
+
+def _same(look: Look, first: Value | None, second: Value) -> bool:
+    """Returns whether two sizes are equal at all probes."""
+    if first is None:
+        return True
+    values = look.probes.values(first), look.probes.values(second)
+    return None not in values and str(values[0]) == str(values[1])
+
+
+@_list_rule("TensorListSetItem")
+def set_item(look: Look) -> Each | None:
+    """Replaces an element."""
+    return _put(look, 2)
+
+
+@_list_rule("TensorListPushBack")
+def push_back(look: Look) -> Each | None:
+    """Adds an element."""
+    return _put(look, 1)
+
+
+def _element(look: Look, output: int, shape_input: int) -> tuple[Any, Any] | None:
+    """Returns the emission of an element shape, and the element's shapes at the probes."""
+    known = look.inputs[0].elements.shapes
+    if known is None or None in known:
+        return None
+    look.probes.feed(look.outputs[output], known)
+    return _element_shape(look.outputs[output], look.inputs[0].fact, look.probes), known
+
+
+@_list_rule("TensorListGetItem")
+def get_item(look: Look) -> Each | None:
+    """Reads an element."""
+    fact, found = look.inputs[0].fact, _element(look, 0, 2)
+    if fact not in (PART, SIZE) and fact.kind != "rows" or found is None:
+        return _once_in_towers(look, 2)
+    shape, known = found
+
+    def get(context: Any, op: Any, values: list[Any]) -> list[Any]:
+        return context.copy(op, [*values, shape(context)])
+
+    needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
+    return Each(needs, [ONCE if fact == SIZE else fact], get, [known])
+
+
+@_list_rule("TensorListPopBack")
+def pop_back(look: Look) -> Each | None:
+    """Removes the last element. A size that all elements equal is known without the list."""
+    fact, found = look.inputs[0].fact, _element(look, 1, 1)
+    if fact not in (PART, SIZE) and fact.kind != "rows" or found is None:
+        return _once_in_towers(look, 1)
+    shape, known = found
+    elements = look.inputs[0].elements
+
+    def pop(context: Any, op: Any, values: list[Any]) -> list[Any]:
+        return context.copy(op, [values[0], shape(context)])
+
+    return Each([(look.inputs[0], OWN)], [fact, fact], pop, [None, known], [elements, elements])
+
+
+def _once_in_towers(look: Look, shape_input: int) -> Each | None:
+    """Answers for reading a list that each tower has, with equal elements."""
+    value = look.inputs[0]
+    if value.op.each is None or value.fact != ONCE or not look.is_size(shape_input):
+        return None
+    needs = [(value, OWN), *((v, WHOLE) for v in look.inputs[1:])]
+    known = value.elements.shapes
+    shapes = [known] if len(look.outputs) == 1 else [None, known]
+    elements = [Elements()] if len(look.outputs) == 1 else [value.elements, Elements()]
+    return Each(needs, [ONCE] * len(look.outputs), None, shapes, elements)
+
+
+@_list_rule("TensorListStack")
+def stack(look: Look) -> Each | None:
+    """Joins the elements along a new axis 0."""
+    value = look.inputs[0]
+    fact, known = value.fact, value.elements.shapes
+    count = value.elements.count or (look.outputs[0].shape[:1].as_list() or [None]) * len(ROWS)
+    if fact != PART and fact.kind != "rows" or known is None or None in known or None in count:
+        return None
+    shapes = [[n, *shape] for n, shape in zip(count, known, strict=True)]
+    look.probes.feed(look.outputs[0], shapes)
+    shape = _element_shape(look.outputs[0], fact, look.probes, 1)
+
+    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+        return context.copy(op, [values[0], shape(context)])
+
+    result = rows(fact.axis + 1) if fact.kind == "rows" else PART
+    return Each([(value, OWN)], [result], make, [shapes])
+
+
+@_list_rule("TensorListLength")
+def length(look: Look) -> Each | None:
+    """Counts the elements, as many in each tower."""
+    value = look.inputs[0]
+    return None if value.fact == ONCE else Each([(value, OWN)], [ONCE])
+
+
+@_list_rule("TensorListElementShape")
+def element_shape(look: Look) -> Each | None:
+    """Reads the shape of an element, which towers need only for lists whose shape they leave open."""
+    value = look.inputs[0]
+    if value.fact == ONCE:
+        return None
+    return Each([], [ONCE], lambda context, op, values: [tf.constant(-1, op.outputs[0].dtype)])
+
+
+@_list_rule("ZerosLike", "Identity", "AddN", "StopGradient")
+def same_list(look: Look) -> Each | None:
+    """Passes a list on, adds lists, or fills one with zeros."""
+    first = look.inputs[0]
+    if any(value.fact != first.fact for value in look.inputs) or first.fact == ONCE:
+        return None
+    needs = [(value, OWN) for value in look.inputs]
+    return Each(needs, [first.fact], elements=[first.elements])
