@@ -29,6 +29,7 @@ class Analysis:
         self.probes, self.forced = Probes(), forced
         self._reads: dict[Value, Op] = {}  # of variables, since the last operation with effects
         self._early: list[Op] = []
+        self.is_inside = False
 
     def place(self, ops: Sequence[Op]) -> list[Op]:
         """Decides on operations in their order; returns them and the reads before loops.
@@ -43,12 +44,20 @@ class Analysis:
                 order, waiting = [*order, *waiting], []
                 self._place_alone(op)
                 waiting = []
-                order += [*self._early, op]
-                self._early = []
+                if not self.is_inside:  # reads of inner loops come before the outermost one
+                    order, self._early = [*order, *self._early], []
+                order.append(op)
             else:
                 waiting.append(op)
         self._place_group(waiting)
         return [*order, *waiting]
+
+    def place_inside(self, ops: Sequence[Op]) -> None:
+        """Decides on the operations of a loop or a condition."""
+        outside, self.is_inside, early = self.is_inside, True, self._early
+        self._early = []
+        self.place(ops)
+        self.is_inside, self._early = outside, [*early, *self._early]
 
     def read_before(self, op: Op) -> Value:
         """Returns the value of a variable that is read in a loop, read before the loop."""
@@ -72,6 +81,8 @@ class Analysis:
         for i, value in enumerate(op.outputs):
             known = each.shapes[i] if each is not None and each.shapes else None
             value.elements = each.elements[i] if each is not None and each.elements else Elements()
+            if value in self.probes:
+                continue  # the rule has given its shape
             if known is None:
                 self.probes.feed_static(value)
             else:
@@ -89,7 +100,7 @@ class Analysis:
         """Returns how an operation runs in every tower, or None."""
         if has_effects(op) or op.type == "ReadVariableOp":
             return None
-        look = Look(op, self.probes)
+        look = Look(op, self.probes, self.is_inside)
         if op.type in SHAPES:
             return self._shape(look)
         if self._is_size(look):

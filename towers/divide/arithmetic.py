@@ -51,14 +51,15 @@ def several_identities(look: Look) -> Each | None:
 @rule(*_BROADCAST.split())
 def broadcast_elements(look: Look) -> Each | None:
     """Computes each element from elements at its position."""
-    return None if PART in look.facts() else align(look, range(len(look.inputs)))
+    return align(look, range(len(look.inputs)))
 
 
 @rule("Add", "AddV2", "Sub", "AddN")
 def sums(look: Look) -> Each | None:
-    """Adds parts to parts, and rows to rows."""
-    if set(look.facts()) == {PART}:
-        return look.each([OWN] * len(look.inputs), PART)
+    """Adds parts to parts, and rows to rows. A whole value in a loop becomes the first part."""
+    facts = set(look.facts())
+    if facts == {PART} or look.is_inside and facts == {PART, ONCE}:
+        return look.each([AS_PART] * len(look.inputs), PART)
     return broadcast_elements(look)
 
 
@@ -75,10 +76,8 @@ def factors(look: Look) -> Each | None:
 def choices(look: Look) -> Each | None:
     """Chooses between parts by a whole condition, or between rows."""
     facts = look.facts()
-    if PART in facts:
-        is_linear = facts[0] == ONCE and set(facts[1:]) <= {PART, ONCE}
-        needs = [WHOLE, *(OWN if f == PART else AS_PART for f in facts[1:])]
-        return look.each(needs, PART) if is_linear else None
+    if PART in facts[1:] and set(facts[1:]) <= {PART, ONCE} and facts[0] == ONCE:
+        return look.each([WHOLE, *(OWN if f == PART else AS_PART for f in facts[1:])], PART)
     if look.type == "Select" and len(look.dims(0) or ()) != len(look.out() or ()):
         return None  # a vector chooses rows of matrices: it is not broadcast
     return align(look, range(3))

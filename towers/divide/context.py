@@ -43,11 +43,14 @@ class Context:
         for op in ops:
             if op.each is None:
                 outputs = self.copy(op, [self.read(value, WHOLE) for value in op.inputs])
-            elif all(fact == SIZE for fact in op.each.facts):
+            elif op.each.facts[0] == SIZE and not op.each.needs:
                 continue  # made where it is read
             else:
                 given = [self.read(value, need) for value, need in op.each.needs]
                 outputs = list((op.each.emit or Context.copy)(self, op, given))
+            for value, tensor in zip(op.outputs, outputs, strict=True):
+                if tensor is not None and value.dtype != tf.variant:
+                    tensor.set_shape(open_shape(value))  # a copy may know less than the trace
             self.values.update(zip(op.outputs, outputs, strict=True))
 
     def read(self, value: Value, need: Need) -> Any:
@@ -70,10 +73,10 @@ class Context:
         """Returns a value of the batch."""
         if value in self.values and value.fact in (ONCE, SIZE):
             return self.values[value]
-        if value.fact == SIZE:
+        if value.fact == SIZE and is_made_anywhere(value):
             self._emit_size(value.op)
             return self.values[value]
-        return self._find(value, WHOLE)
+        return self._find(value, OWN if value.fact == SIZE else WHOLE)
 
     def _cut(self, whole: Any, axis: int) -> Any:
         """Returns the tower's rows of a whole value."""
@@ -121,6 +124,13 @@ def _attribute(value: Any) -> Any:
     return found
 
 
+def open_shape(value: Value) -> tf.TensorShape:
+    """Returns the shape of the trace, for any number of rows."""
+    if value.fact.kind != "rows" or value.shape.rank is None or value.dtype == tf.variant:
+        return value.shape
+    return tf.TensorShape([None if a == value.fact.axis else n for a, n in enumerate(value.shape)])
+
+
 def without_change(value: Value, need: Need) -> Need:
     """Returns OWN if what a tower has is what is needed."""
     is_own = need.kind == "rows" and value.fact == rows(need.axis)
@@ -143,6 +153,11 @@ def reads(op: Op) -> list[tuple[Value, Need]]:
     return found
 
 
+def is_made_anywhere(size: Value) -> bool:
+    """Returns whether a size can be made where it is read. One that a list has held cannot."""
+    return size.op.each is not None and not size.op.each.needs
+
+
 def roots(size: Value) -> list[Value]:
     """Returns the tensors of the towers that a size is read from: those with other open sizes."""
     found: list[Value] = []
@@ -152,7 +167,9 @@ def roots(size: Value) -> list[Value]:
         if value in seen:
             continue
         seen.add(value)
-        if value.fact != SIZE:
+        if value.fact == SIZE and not is_made_anywhere(value):
+            found.append(value)
+        elif value.fact != SIZE:
             open_axes = {a for a, n in enumerate(value.shape) if n is None} - {value.fact.axis}
             if open_axes:
                 found.append(value)

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.divide.analysis import Analysis
-from towers.divide.context import Context, Place, reads, roots
+from towers.divide.context import Context, Place, open_shape, reads, roots
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, new_op
 from towers.machine.tensorflow_internals import KEEP_WHOLE
@@ -111,7 +111,7 @@ def _is_divided(value: Value) -> bool:
 
 def _whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:
     """Returns the traced operations of lists that towers hold and that are needed whole."""
-    lists = [value for op in ops if op.each is None for value in op.inputs if _is_list(value)]
+    lists = [value for op in ops for value, need in reads(op) if need == WHOLE and _is_list(value)]
     lists += [value for value in outputs if _is_list(value)]
     waiting = [value for value in lists if value.op.each is not None]
     seen: set[Value] = set()
@@ -139,7 +139,7 @@ def _phases(ops: Sequence[Op]) -> Phases:
     last: dict[Any, tuple[int, int]] = defaultdict(lambda: (-1, -1))  # latest change, latest use
     phases: Phases = defaultdict(list)
     for op in ops:
-        if op.each is not None and all(fact == SIZE for fact in op.each.facts):
+        if op.each is not None and op.each.facts[0] == SIZE and not op.each.needs:
             continue
         in_towers = op.each is not None
         earliest = 0 if in_towers else -1
@@ -206,7 +206,7 @@ class _Run:
 
     def values_for(self, value: Value, need: Need) -> list[Any]:
         """Returns, for each tower, a value as a stage reads it."""
-        if need == OWN and value not in self._given:
+        if need == OWN and value in self.towers[0]:
             return [tower[value] for tower in self.towers]
         if need in (OWN, WHOLE) and value.fact == ONCE or need == WHOLE:
             return [self.whole.read(value, WHOLE)] * len(self.towers)
@@ -261,7 +261,8 @@ class _Stage:
 def _spec(value: Value, need: Need) -> tf.TensorSpec:
     """Returns the spec of what a stage reads: the number of rows is open."""
     shape = value.shape
-    axis = need.axis if need.kind == "rows" else value.fact.axis if need == OWN else -1
-    if shape.rank is not None and axis >= 0 and value.dtype != tf.variant:
-        shape = tf.TensorShape([None if i == axis else n for i, n in enumerate(shape)])
+    if need == OWN:
+        shape = open_shape(value)
+    elif need.kind == "rows" and shape.rank is not None:
+        shape = tf.TensorShape([None if a == need.axis else n for a, n in enumerate(shape)])
     return tf.TensorSpec(shape, value.dtype)

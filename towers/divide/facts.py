@@ -26,6 +26,7 @@ class Fact(NamedTuple):
 
 ONCE, PART, SIZE = Fact("once"), Fact("part"), Fact("size")
 EMPTY = Fact("empty")  # a TensorList without elements yet
+SIZES = Fact("sizes")  # a TensorList whose elements are all the same size
 
 
 def rows(axis: int) -> Fact:

@@ -8,17 +8,17 @@ from typing import Any
 import tensorflow as tf
 
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Value
-from towers.divide.facts import AS_PART, EMPTY, rows, rows_of
-from towers.divide.probes import ROWS, Probes, is_rows
+from towers.divide.facts import AS_PART, EMPTY, SIZES, rows, rows_of
+from towers.divide.probes import ROWS, Probes, is_fixed, is_rows
 from towers.divide.rule import Look, Rule
 
 LISTS: dict[str, Rule] = {}
 
 
-def need_for(fact: Fact, is_list: bool = False) -> Need:
-    """Returns how a tower reads a value that is to have this fact."""
-    if is_list and fact != ONCE:
-        return OWN
+def need_for(fact: Fact, value: Value | None = None) -> Need:
+    """Returns how a tower reads a value that is to have this fact. value: it, if it is a list."""
+    if value is not None and value.dtype == tf.variant:
+        return WHOLE if value.op.each is None else OWN
     return {"rows": rows_of(fact.axis), "part": AS_PART, "empty": OWN}.get(fact.kind, WHOLE)
 
 
@@ -36,6 +36,8 @@ def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | 
     if kinds == {"once", "size"}:
         return ONCE
     split = first if first.kind in ("rows", "part") else second
+    if kinds == {"sizes", "once"}:
+        return ONCE
     if not kinds & {"once", "size"} or split.kind not in ("rows", "part"):
         return None
     if split == PART:
@@ -79,8 +81,8 @@ def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> 
 def new_list(look: Look) -> Each | None:
     """Makes a list without elements; towers leave the shape of its elements open."""
     has_count = look.type == "TensorListReserve"
-    counts = look.values(1) if has_count else None
-    if has_count and (counts is None or len({int(n) for n in counts[:3]}) > 1):
+    counts = _counts(look) if has_count else None
+    if has_count and (counts is None or not is_fixed(counts)):
         return None  # a list with an element for each row
     dtype = look.op.source.get_attr("element_dtype")
 
@@ -94,8 +96,13 @@ def new_list(look: Look) -> Each | None:
         )]  # fmt: skip
 
     needs = [(look.inputs[1], WHOLE)] if has_count else []
-    count = tuple(int(n) for n in counts) if has_count else None
-    return Each(needs, [EMPTY], make, elements=[Elements(count=count)])
+    return Each(needs, [EMPTY], make, elements=[Elements(count=counts)])
+
+
+def _counts(look: Look) -> tuple[int, ...] | None:
+    """Returns how many elements a new list has, at the probes."""
+    found = look.values(1)
+    return None if found is None else tuple(int(n) for n in found)
 
 
 @_list_rule("TensorListFromTensor")
@@ -123,23 +130,21 @@ def from_tensor(look: Look) -> Each | None:
 def _put(look: Look, item: int) -> Each | None:
     """Answers for adding an element to a list."""
     whole, value = look.inputs[0], look.inputs[item]
-    added = value.fact if look.type == "TensorListPushBack" else look.fact(item)
-    before = whole.fact
-    if before == EMPTY and added == SIZE and look.values(item) is None:
-        added = ONCE
-    source = value if added == SIZE else None
-    if before == SIZE and (added != SIZE or not _same(look, whole.elements.source, value)):
-        before = added = ONCE
-        source = None
-    if before == ONCE and added not in (ONCE, SIZE) or whole.op.each is None and before == ONCE:
+    before, added, source = whole.fact, look.fact(item), None
+    is_size = value.fact == SIZE and look.values(item) is not None
+    if look.type == "TensorListPushBack" and is_size and before in (EMPTY, SIZES):
+        if _same(look, whole.elements.source, value):
+            added, source = SIZES, value
+    if before == SIZES and added != SIZES:
+        before = ONCE
+    if before == ONCE and added != ONCE or before == ONCE and whole.op.each is None:
         return None
-    fact = joined(before, added, look.probes, *([value] if added in (ONCE, SIZE) else []))
+    fact = joined(before, added, look.probes, *([value] if added == ONCE else []))
     if fact is None or fact == EMPTY:
         return None
-    shapes = look.probes.shapes(value)
+    shapes = [None if s.rank is None else s for s in look.probes.shapes(value)]
     needs = [(whole, OWN), *((v, WHOLE) for v in look.inputs[1:item]), (value, need_for(fact))]
-    elements = Elements([list(s) if s.rank is not None else None for s in shapes], whole.elements.count, source)
-    return Each(needs, [fact], elements=[elements])
+    return Each(needs, [fact], elements=[Elements(shapes, whole.elements.count, source)])
 
 
 def _same(look: Look, first: Value | None, second: Value) -> bool:
@@ -175,7 +180,7 @@ def _element(look: Look, output: int, shape_input: int) -> tuple[Any, Any] | Non
 def get_item(look: Look) -> Each | None:
     """Reads an element."""
     fact, found = look.inputs[0].fact, _element(look, 0, 2)
-    if fact not in (PART, SIZE) and fact.kind != "rows" or found is None:
+    if fact != PART and fact.kind != "rows" or found is None:
         return _once_in_towers(look, 2)
     shape, known = found
 
@@ -183,22 +188,27 @@ def get_item(look: Look) -> Each | None:
         return context.copy(op, [*values, shape(context)])
 
     needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
-    return Each(needs, [ONCE if fact == SIZE else fact], get, [known])
+    return Each(needs, [fact], get, [known])
 
 
 @_list_rule("TensorListPopBack")
 def pop_back(look: Look) -> Each | None:
-    """Removes the last element. A size that all elements equal is known without the list."""
-    fact, found = look.inputs[0].fact, _element(look, 1, 1)
-    if fact not in (PART, SIZE) and fact.kind != "rows" or found is None:
+    """Removes the last element. What all elements of a list equal is known without the list."""
+    fact, elements = look.inputs[0].fact, look.inputs[0].elements
+    if fact == SIZES and elements.source is not None:
+        look.probes.alias(look.outputs[1], elements.source)
+        needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
+        return Each(needs, [SIZES, SIZE], elements=[elements, Elements()])
+    found = _element(look, 1, 1)
+    if fact != PART and fact.kind != "rows" or found is None:
         return _once_in_towers(look, 1)
     shape, known = found
-    elements = look.inputs[0].elements
 
     def pop(context: Any, op: Any, values: list[Any]) -> list[Any]:
         return context.copy(op, [values[0], shape(context)])
 
-    return Each([(look.inputs[0], OWN)], [fact, fact], pop, [None, known], [elements, elements])
+    needs = [(look.inputs[0], OWN)]
+    return Each(needs, [fact, fact], pop, [None, known], [elements, Elements()])
 
 
 def _once_in_towers(look: Look, shape_input: int) -> Each | None:
@@ -236,7 +246,10 @@ def stack(look: Look) -> Each | None:
 def length(look: Look) -> Each | None:
     """Counts the elements, as many in each tower."""
     value = look.inputs[0]
-    return None if value.fact == ONCE else Each([(value, OWN)], [ONCE])
+    if value.fact == ONCE or value.elements.count is None:
+        return None
+    look.probes.feed_numbers(look.outputs[0], value.elements.count)
+    return Each([(value, OWN)], [SIZE])
 
 
 @_list_rule("TensorListElementShape")
@@ -245,7 +258,12 @@ def element_shape(look: Look) -> Each | None:
     value = look.inputs[0]
     if value.fact == ONCE:
         return None
-    return Each([], [ONCE], lambda context, op, values: [tf.constant(-1, op.outputs[0].dtype)])
+    shape = look.outputs[0].shape
+
+    def unknown(context: Any, op: Any, values: list[Any]) -> list[Any]:
+        return [tf.constant(-1, op.outputs[0].dtype, shape if shape.is_fully_defined() else [])]
+
+    return Each([], [ONCE], unknown)
 
 
 @_list_rule("ZerosLike", "Identity", "AddN", "StopGradient")

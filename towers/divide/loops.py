@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.divide.context import Context, reads
-from towers.divide.facts import EMPTY, ONCE, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Op, Value
+from towers.divide.facts import EMPTY, ONCE, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op, Value
 from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
 from towers.divide.lists import LISTS, joined, need_for
 from towers.divide.rule import Look
@@ -33,10 +33,7 @@ def each_of(analysis: Any, op: Op) -> Each | None:
         return _loop(analysis, op)
     if op.type in CONDITIONS:
         return _condition(analysis, op)
-    each = LISTS[op.type](Look(op, analysis.probes)) if op.type in LISTS else None
-    if op.type == "TensorListPopBack" and each is not None and each.facts[1] == SIZE:
-        each.facts[0] = SIZE
-    return each
+    return LISTS[op.type](Look(op, analysis.probes, analysis.is_inside)) if op.type in LISTS else None
 
 
 def shape_as_part(axis: int) -> Callable[..., list[Any]]:
@@ -69,7 +66,7 @@ def _inner(analysis: Any, graph: Any, given: Sequence[Value]) -> tuple[list[Op],
     ops = [op for op in ops if op.type != "ReadVariableOp"]
     for op in ops:
         op.inputs = [read.get(value, value) for value in op.inputs]
-    analysis.place(ops)
+    analysis.place_inside(ops)
     return ops, [read.get(value, value) for value in outputs]
 
 
@@ -86,6 +83,7 @@ def _check(ops: Iterable[Op]) -> None:
             is_met = need.kind in ("whole", "shape") and kind not in ("once", "size")
             moves = need.kind == "rows" and kind in ("rows", "part") and value.fact.axis != need.axis
             if is_met or moves or need.kind == "part" and kind == "rows":
+                if __import__('os').environ.get('DBG'): print("NOT", op.type, op.source.name[-50:], op.each is not None, [(v.fact, v.op.type, str(v.shape), v.elements.source is not None) for v in op.inputs], [str(s) for v in op.inputs for s in __import__('gc') and []])
                 raise _NotInTowers
 
 
@@ -105,7 +103,7 @@ def _loop(analysis: Any, op: Op) -> Each | None:
     carried = [i for i, (a, b) in enumerate(zip(body.inputs, body.outputs)) if a is not b]
     facts = {i: op.inputs[i].fact for i in carried}
     for i in carried:
-        if facts[i] == SIZE and op.inputs[i].dtype != tf.variant:
+        if facts[i] == SIZE:
             facts[i] = ONCE
     shapes: dict[int, Any] = {i: analysis.probes.shapes(op.inputs[i]) for i in carried}
     elements = {i: op.inputs[i].elements for i in carried}
@@ -129,6 +127,7 @@ def _loop(analysis: Any, op: Op) -> Each | None:
         tests, (test,) = _inner(analysis, condition, given)
         _check(tests)
     except _NotInTowers:
+        if __import__('os').environ.get('DBG'): import traceback; traceback.print_exc(limit=-3)
         return None
     if test.fact not in (ONCE, SIZE):
         return None
@@ -163,7 +162,7 @@ def _meet(
             elements[i] = elements[i]._replace(source=known.source if same else None)
             if same:
                 elements[i] = elements[i]._replace(shapes=known.shapes)
-        if fact == SIZE and elements[i].source is None:
+        if fact == SIZES and elements[i].source is None:
             facts[i] = ONCE
 
 
@@ -174,10 +173,9 @@ def _emitted_loop(
 ) -> Each:
     """Answers with the loop of a tower: the same operations on the tower's values."""
     arguments = [given[i] for i in carried]
-    needs = [need_for(facts[i], given[i].dtype == tf.variant) for i in carried]
-    results = list(zip(body[1], needs, strict=True))
+    results = [(value, need_for(facts[i], value)) for i, value in zip(carried, body[1], strict=True)]
     outside = _external([*body[0], *test[0]], arguments, [*results, (test[1], WHOLE)])
-    starts = [(op.inputs[i], need) for i, need in zip(carried, needs, strict=True)]
+    starts = [(op.inputs[i], need_for(facts[i], op.inputs[i])) for i in carried]
     invariants = [graph.inputs[i].shape for i in carried]
 
     def emit(context: Any, _: Op, values: list[Any]) -> list[Any]:

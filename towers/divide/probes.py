@@ -66,6 +66,13 @@ class Probes:
             for k, count in enumerate(ROWS)
         ] if value.shape.rank else None)  # fmt: skip
 
+    def feed_numbers(self, value: Value, numbers: Sequence[int]) -> None:
+        """Adds an integer whose values at the probes are known."""
+        self._tensors[value] = []
+        for graph, number in zip(self._graphs, numbers, strict=True):
+            with graph.as_default():
+                self._tensors[value].append(tf.constant(number, value.dtype))
+
     def feed_static(self, value: Value) -> None:
         """Adds a value of whose shape the trace knows what is to be known."""
         self.feed(value, [value.shape] * len(ROWS))
@@ -73,6 +80,10 @@ class Probes:
     def alias(self, value: Value, source: Value) -> None:
         """Adds a value that equals another one."""
         self._tensors[value] = self._tensors[source]
+
+    def __contains__(self, value: Value) -> bool:
+        """Whether a value has been added."""
+        return value in self._tensors
 
     def shapes(self, value: Value) -> list[tf.TensorShape]:
         """Returns the shapes at the probes."""

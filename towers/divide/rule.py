@@ -17,8 +17,9 @@ Dims = Sequence[Dim]
 class Look:
     """An operation as rules see it. Inputs and outputs are given by their index."""
 
-    def __init__(self, op: Op, probes: Probes) -> None:
-        self.op, self.type, self.probes = op, op.type, probes
+    def __init__(self, op: Op, probes: Probes, is_inside: bool = False) -> None:
+        """is_inside: whether the operation is in a loop or a condition, where towers cannot meet."""
+        self.op, self.type, self.probes, self.is_inside = op, op.type, probes, is_inside
         self.inputs, self.outputs = op.inputs, op.outputs
 
     def attr(self, name: str) -> Any:
@@ -102,7 +103,7 @@ def align(look: Look, indices: Sequence[int], result: int = 0) -> Each | None:
     """Answers for inputs that are broadcast with each other, as in x + y.
 
     The rows of one input become those of the result. Other inputs with as many rows along that
-    axis give theirs; inputs without that axis are whole.
+    axis give theirs; inputs without that axis are whole. Parts are added up before.
     """
     out = look.out(result)
     dims = {i: look.dims(i) for i in indices}
@@ -131,9 +132,8 @@ def contract(look: Look, terms: Sequence[str], result: str) -> Each | None:
     rows along another label is gathered.
     """
     facts = look.facts()
-    if PART in facts:
-        is_alone = facts.count(PART) == 1 and facts.count(ONCE) == len(facts) - 1
-        return look.each([OWN if f == PART else WHOLE for f in facts], PART) if is_alone else None
+    if facts.count(PART) == 1 and facts.count(ONCE) == len(facts) - 1:
+        return look.each([OWN if f == PART else WHOLE for f in facts], PART)
     dims = [look.dims(i) for i in range(len(terms))]
     first = next((i for i, f in enumerate(facts) if f.kind == "rows"), None)
     if first is None or any(found is None for found in dims):

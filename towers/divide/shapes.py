@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from towers.divide.rule import (
-    ONCE, OWN, PART, WHOLE, Each, Look, is_rows, kept_axes, rows, rows_of, rule, shape_of,
+    ONCE, OWN, PART, WHOLE, Each, Look, is_fixed, is_rows, kept_axes, rows, rows_of, rule, shape_of,
 )  # fmt: skip
 
 
@@ -250,6 +250,8 @@ def strided_slice(look: Look) -> Each | None:
 def strided_slice_gradient(look: Look) -> Each | None:
     """Puts the gradient of whole rows back into their place."""
     fact, out = look.fact(4), look.out()
+    if fact == PART and all(f == ONCE for f in look.facts()[:4]):
+        return look.each([WHOLE] * 4 + [OWN], PART)
     kept = _sliced_axes(look, out, 1)
     if fact.kind != "rows" or kept is None or not look.is_size(0):
         return None
@@ -266,9 +268,9 @@ def strided_slice_gradient(look: Look) -> Each | None:
 @rule("BroadcastTo", "Tile")
 def repeated(look: Look) -> Each | None:
     """Repeats elements within rows, or a value without rows for each row."""
-    if look.fact(0) == PART:
-        return look.linear()
     dims, out, axis = look.dims(0), look.out(), look.only_rows_axis()
+    if look.fact(0) == PART and out is not None and all(map(is_fixed, out)):
+        return look.linear()
     if dims is None or out is None or axis is None or not look.is_size(1):
         return None
     own = axis - (len(out) - len(dims))
@@ -276,7 +278,7 @@ def repeated(look: Look) -> Each | None:
         if look.type == "Tile":
             return look.each([rows_of(own), WHOLE], rows(axis))
         return look.each([rows_of(own), shape_of(axis)], rows(axis))
-    if look.fact(0) == ONCE and (own < 0 or set(dims[own]) == {1}):
+    if look.fact(0) in (ONCE, PART) and (own < 0 or set(dims[own]) == {1}):
         return look.each([WHOLE, shape_of(axis)], rows(axis))
     return None
 
