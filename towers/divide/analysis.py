@@ -3,6 +3,7 @@
 An operation without a rule runs once, on whole values. It is exact and only slower.
 """
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from towers.divide import arithmetic, layers, loops, shapes  # noqa: F401  (their rules)
@@ -27,46 +28,46 @@ class Analysis:
 
     def __init__(self, forced: Collection[str] = ()) -> None:
         self.probes, self.forced = Probes(), forced
-        self._reads: dict[Value, Op] = {}  # of variables, since the last operation with effects
         self._early: list[Op] = []
         self.is_inside = False
 
     def place(self, ops: Sequence[Op]) -> list[Op]:
-        """Decides on operations in their order; returns them and the reads before loops.
+        """Decides on operations; returns them in their order, with the reads before loops.
 
-        What the operations read is known already.
+        What the operations read is known already. TensorFlow infers shapes for many operations at
+        once: for all that follow from what is known, before the next lists and loops.
         """
-        order: list[Op] = []
-        waiting: list[Op] = []
+        groups: dict[tuple[int, bool], list[Op]] = defaultdict(list)
+        level_of: dict[Op, int] = {}
         for op in ops:
-            if loops.has_own_shapes(op):
-                self._place_group(waiting)
-                order, waiting = [*order, *waiting], []
+            alone = loops.has_own_shapes(op)
+            level = max((level_of.get(value.op, 0) for value in op.inputs), default=0)
+            groups[level, alone].append(op)
+            level_of[op] = level + alone
+        reads: dict[Op, list[Op]] = {}
+        for (_, alone), group in sorted(groups.items(), key=lambda item: item[0]):
+            if not alone:
+                self._place_group(group)
+            for op in group if alone else []:
                 self._place_alone(op)
-                waiting = []
                 if not self.is_inside:  # reads of inner loops come before the outermost one
-                    order, self._early = [*order, *self._early], []
-                order.append(op)
-            else:
-                waiting.append(op)
-        self._place_group(waiting)
-        return [*order, *waiting]
+                    reads[op], self._early = self._early, []
+        return [each for op in ops for each in (*reads.get(op, []), op)]
 
     def place_inside(self, ops: Sequence[Op]) -> None:
         """Decides on the operations of a loop or a condition."""
-        outside, self.is_inside, early = self.is_inside, True, self._early
-        self._early = []
+        outside, self.is_inside = self.is_inside, True
         self.place(ops)
-        self.is_inside, self._early = outside, [*early, *self._early]
+        self.is_inside = outside
 
     def read_before(self, op: Op) -> Value:
         """Returns the value of a variable that is read in a loop, read before the loop."""
-        handle = op.inputs[0]
-        if handle not in self._reads:
-            self._reads[handle] = new_op(op.type, op.source, [handle], op.source.outputs)
-            self.probes.feed_static(self._reads[handle].outputs[0])
-            self._early.append(self._reads[handle])
-        return self._reads[handle].outputs[0]
+        for read in self._early:
+            if read.inputs == op.inputs:
+                return read.outputs[0]
+        self._early.append(new_op(op.type, op.source, op.inputs, op.source.outputs))
+        self.probes.feed_static(self._early[-1].outputs[0])
+        return self._early[-1].outputs[0]
 
     def _place_group(self, ops: Sequence[Op]) -> None:
         """Decides on operations whose shapes TensorFlow infers."""
@@ -90,8 +91,6 @@ class Analysis:
 
     def _decide(self, op: Op, each: Each | None) -> None:
         op.each = each
-        if has_effects(op):
-            self._reads = {}
         if each is not None:
             for value, fact in zip(op.outputs, each.facts, strict=True):
                 value.fact = fact

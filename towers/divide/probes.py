@@ -7,7 +7,7 @@
 The graph is imported once for each probe. No kernel runs but for small integers.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 from typing import Any
 
@@ -47,31 +47,27 @@ class Probes:
     def __init__(self) -> None:
         self._graphs = [tf.Graph() for _ in ROWS]
         self._tensors: dict[Value, list[tf.Tensor]] = {}
+        self._shapes: dict[Value, list[tf.TensorShape]] = {}  # of values that no graph computes
+        self._numbers: dict[Value, Sequence[int]] = {}
         self.dims = cache(self._dims)
         self.values = cache(self._values)
 
     def feed(self, value: Value, shapes: Sequence[Any] | None) -> None:
         """Adds a value that is not computed here; shapes: one for each probe, or None."""
-        shapes = shapes or [None] * len(ROWS)
-        tensors = []
-        for graph, shape in zip(self._graphs, shapes, strict=True):
-            with graph.as_default():
-                tensors.append(tf.compat.v1.placeholder(value.dtype, shape))
-        self._tensors[value] = tensors
+        self._shapes[value] = [tf.TensorShape(shape) for shape in shapes or [None] * len(ROWS)]
 
     def feed_rows(self, value: Value) -> None:
         """Adds rows of the batch, along axis 0."""
-        self.feed(value, [
-            [count, *(_OPEN[axis % 4][k] if n is None else n for axis, n in enumerate(value.shape[1:]))]
-            for k, count in enumerate(ROWS)
-        ] if value.shape.rank else None)  # fmt: skip
+        shapes = []
+        for k, count in enumerate(ROWS):
+            sizes = enumerate(value.shape[1:] if value.shape.rank else [])
+            shapes.append([count, *(_OPEN[a % 4][k] if n is None else n for a, n in sizes)])
+        self.feed(value, shapes)
 
     def feed_numbers(self, value: Value, numbers: Sequence[int]) -> None:
         """Adds an integer whose values at the probes are known."""
-        self._tensors[value] = []
-        for graph, number in zip(self._graphs, numbers, strict=True):
-            with graph.as_default():
-                self._tensors[value].append(tf.constant(number, value.dtype))
+        self.feed(value, [[]] * len(ROWS))
+        self._numbers[value] = numbers
 
     def feed_static(self, value: Value) -> None:
         """Adds a value of whose shape the trace knows what is to be known."""
@@ -79,48 +75,73 @@ class Probes:
 
     def alias(self, value: Value, source: Value) -> None:
         """Adds a value that equals another one."""
-        self._tensors[value] = self._tensors[source]
+        for known in (self._tensors, self._shapes, self._numbers):
+            if source in known:
+                known[value] = known[source]
 
     def __contains__(self, value: Value) -> bool:
         """Whether a value has been added."""
-        return value in self._tensors
+        return value in self._tensors or value in self._shapes
 
     def shapes(self, value: Value) -> list[tf.TensorShape]:
         """Returns the shapes at the probes."""
-        return [tensor.shape for tensor in self._tensors[value]]
+        if value in self._tensors:
+            return [tensor.shape for tensor in self._tensors[value]]
+        return self._shapes[value]
 
     def extend(self, ops: Sequence[Op]) -> None:
-        """Adds operations that read values which are known already."""
-        definition = tf.compat.v1.GraphDef()
-        own = {value for op in ops for value in op.outputs}
-        known: dict[str, Value] = {}
+        """Adds operations that read values which are known already.
+
+        What has the same size for all batches, such as an optimizer's slots, needs no inference.
+        """
+        kept = []
         for op in ops:
-            if op.type == "ReadVariableOp":
-                self.feed_static(op.outputs[0])
-                own.discard(op.outputs[0])
-                continue
+            if op.type == "ReadVariableOp" or all(map(_has_known_size, op.outputs)):
+                for value in op.outputs:
+                    self.feed_static(value)
+            else:
+                kept.append(op)
+        outputs = [value for op in kept for value in op.outputs]
+        added = set(outputs)
+        outside = {value for op in kept for value in op.inputs if value not in added}
+        names = {  # a value that no graph computes becomes a placeholder of this import
+            value: f"{value.op.name}_{value.index}_{kept[0].name}"
+            for value in outside
+            if value not in self._tensors
+        }
+        definition = tf.compat.v1.GraphDef()
+        for op in kept:
             node = definition.node.add()
             node.CopyFrom(op.source.node_def)
             node.name, node.device = op.name, ""
-            del node.input[:]
+            node.input[:] = [names.get(value, value.name) for value in op.inputs]
             for attribute in (COLOCATION, "_output_shapes"):
                 node.attr.pop(attribute, None)
-            for value in op.inputs:
-                node.input.append(value.name)
-                if value not in own:
-                    known[value.name] = value
-        outputs = [value for op in ops for value in op.outputs if value in own]
+        known = [value for value in outside if value in self._tensors]
         found = []
         for k, graph in enumerate(self._graphs):
-            feeds = {name: self._tensors[value][k] for name, value in known.items()}
+            mine = tf.compat.v1.GraphDef(node=[self._fed(v, k, name) for v, name in names.items()])
+            mine.MergeFrom(definition)
+            mine.versions.producer = tf.version.GRAPH_DEF_VERSION  # else [] is an unknown shape
+            feeds = {value.name: self._tensors[value][k] for value in known}
             with graph.as_default():
-                found.append(tf.graph_util.import_graph_def(
-                    definition, input_map=feeds, name="",
-                    return_elements=[value.name for value in outputs],
-                ) or [])  # fmt: skip
+                results = [value.name for value in outputs]
+                found.append(tf.graph_util.import_graph_def(mine, feeds, results, name="") or [])
         self._tensors.update(
             {value: list(each) for value, each in zip(outputs, zip(*found, strict=True))}
         )
+
+    def _fed(self, value: Value, k: int, name: str) -> Any:
+        """Returns the node of a value that no graph computes, at probe k."""
+        node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
+        node.attr["dtype"].type = value.dtype.as_datatype_enum
+        if value in self._numbers:
+            node.op = "Const"
+            number = tf.make_tensor_proto(self._numbers[value][k], value.dtype)
+            node.attr["value"].tensor.CopyFrom(number)
+        else:
+            node.attr["shape"].shape.CopyFrom(self._shapes[value][k].as_proto())
+        return node
 
     def _dims(self, value: Value) -> list[Dim] | None:
         """Returns the size of each axis at the probes, or None if one is not known."""
@@ -131,6 +152,9 @@ class Probes:
 
     def _values(self, value: Value) -> list[Any] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
+        if value not in self._tensors:
+            numbers = self._numbers.get(value)
+            return None if numbers is None else [np.array(number) for number in numbers]
         found = []
         for tensor in self._tensors[value]:
             constant = tf.get_static_value(tensor)
@@ -147,3 +171,7 @@ class Probes:
         if found is None or any(not np.array_equal(found[0], other) for other in found[1:]):
             return None
         return found[0]
+
+
+def _has_known_size(value: Value) -> bool:
+    return bool(value.dtype.is_floating and value.shape.is_fully_defined())
