@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from towers.custom_step import CustomStep
+from towers.divide.divided_step import DividedStep, is_switched_on
 from towers.machine.keras_internals import all_layers
 from towers.step import TowerStep, state as state_lib
 from towers.step.compiled import COMPILED, losses
@@ -42,7 +43,7 @@ class Towers:
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     full_batch: FullBatch = field(default_factory=FullBatch)  # `step` has it, too
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
-    custom_steps: dict[str, CustomStep] = field(default_factory=dict)  # by "train", "test", ...
+    custom_steps: dict[str, CustomStep | DividedStep] = field(default_factory=dict)  # by "train", "test", ...
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
@@ -148,9 +149,17 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
     return towers.step
 
 
-def custom_step_of(model: keras.Model, name: str, gathers: bool = False) -> CustomStep | None:
+def custom_step_of(
+    model: keras.Model, name: str, gathers: bool = False
+) -> CustomStep | DividedStep | None:
     """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step."""
     towers = towers_of(model)
+    if is_switched_on():
+        if name not in towers.custom_steps:
+            towers.custom_steps[name] = DividedStep(
+                model, f"{name}_step", towers.devices, towers.num_towers
+            )
+        return towers.custom_steps[name]
     if name not in towers.custom_steps and (gathers or overrides(model, f"{name}_step")):
         if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
             raise ValueError(

@@ -1,0 +1,122 @@
+"""Traces a model's own step once, for batches of any size, and runs it divided among towers."""
+
+import functools
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from towers.divide.divided import Divided
+from towers.graph.repeatable import has_unsaved_noise
+from towers.machine import devices as devices_lib
+from towers.machine.devices import policy_of
+from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.step import checks, state as state_lib
+from towers.step.checks import checked_rows
+from towers.step.structures import batch_specs, components, packed
+from towers.workers.workers import join_workers
+
+
+def is_switched_on() -> bool:
+    """Returns whether steps are divided, which TOWERS_DIVIDE=1 in the environment asks for."""
+    return os.environ.get("TOWERS_DIVIDE") == "1"
+
+
+class DividedStep:
+    """Runs a model's train_step, test_step or predict_step, Keras' or its own, on towers."""
+
+    is_alone = False  # no tower can be run again by itself to find the first error
+
+    def __init__(
+        self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int
+    ) -> None:
+        """
+        Args:
+            model: a Keras model.
+            name: the name of the method of the model's class, data -> logs or predictions.
+            devices: the names of the devices.
+            num_towers: the number of towers.
+
+        Raises:
+            ValueError: this process is one of several workers.
+        """
+        self._cluster = join_workers()
+        if self._cluster.num_workers > 1:
+            raise ValueError("TOWERS_DIVIDE=1 works in one process: start one worker.")
+        method = getattr(model.__class__, name)
+        self._step = functools.partial(getattr(method, "python_function", method), model)
+        self._policy = policy_of(devices)
+        devices_lib.set_graph_optimizer(self._policy.optimize_graphs)
+        self._devices = devices_lib.place_towers(num_towers, devices)
+        self._parameter_device = state_lib.variables_device(model)
+        self._num_towers = num_towers
+        self._traces: dict[str, tuple[Any, Divided]] = {}
+
+    def prepare(self, data: Any) -> tuple[Any, Divided]:
+        """Traces the step once for each structure of data: a global batch, or its TensorSpecs.
+
+        Returns (the traced function, the same divided).
+        """
+        specs = batch_specs(data)
+        key = str(specs)
+        if key not in self._traces:
+            self._traces[key] = self._trace(specs)
+        return self._traces[key]
+
+    def _trace(self, specs: Any) -> tuple[Any, Divided]:
+        flat = components(specs)
+
+        def step(*tensors: tf.Tensor) -> Any:
+            return self._step(packed(specs, iter(tensors)))
+
+        # Not under tf.init_scope, which stops gradient tapes.
+        with tf.device(self._parameter_device), custom_gradients_forgotten():
+            traced = tf.function(step, autograph=False).get_concrete_function(*flat)
+        divided = Divided(
+            traced, _row_inputs(specs), self._devices, parameter_device=self._parameter_device,
+            add_on_devices=self._policy.add_on_devices,
+        )  # fmt: skip
+        return traced, divided
+
+    def __call__(self, data: Any) -> Any:
+        """Runs the step on a global batch, in the caller's tf.function; returns what it returns.
+
+        `data` is a structure of tensors [N, ...] of any kind or None. If N is known to differ, it
+        raises ValueError.
+        """
+        traced, divided = self.prepare(data)
+        is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
+        with checked_rows(*(data if is_usual else [data])):
+            outputs = divided(*components(data))
+        return packed(traced.structured_outputs, iter(outputs))
+
+    @property
+    def variables(self) -> list[Any]:
+        """Returns all variables that the step has used so far, each once."""
+        found = [variable for traced, _ in self._traces.values() for variable in traced.variables]
+        return list({id(variable): variable for variable in found}.values())
+
+    @property
+    def has_unsaved_noise(self) -> bool:
+        """Returns whether the step draws noise by tf.random, whose state cannot be saved."""
+        graphs = [traced.graph for traced, _ in self._traces.values()]
+        return any(has_unsaved_noise(graph.as_graph_def()) for graph in graphs)
+
+    def check_agreement(self) -> None:
+        """Raises ValueError if workers differ in versions, settings or the step's variables."""
+        checks.check_agreement(self._cluster, self.variables, {"num_towers": self._num_towers})
+
+
+def _row_inputs(specs: Any) -> list[int]:
+    """Returns which of the flat tensors of a batch are dense, with the rows along axis 0."""
+    found, place = [], 0
+    for spec in tf.nest.flatten(specs):
+        if spec is None:
+            continue
+        parts = tf.nest.flatten(spec, expand_composites=True)
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            found.append(place)
+        place += len(parts)
+    return found
