@@ -172,15 +172,17 @@ class _Run:
         total = tf.shape(given[batch])[0] if batch is not None else tf.constant(1)
         tower = tf.range(num_towers)
         counts = total // num_towers + tf.cast(tower < total % num_towers, tf.int32)
-        self._counts, self._total = counts, total
         starts = tf.cumsum(counts, exclusive=True)
+        # A tower without rows computes on the last row of the batch, because some kernels fail
+        # without one. `_real` drops what it computes.
+        self._has_rows = tf.unstack(counts > 0, num_towers)
         self.places = [
-            Place(count, start, total)
+            Place(tf.maximum(count, 1), start, total)
             for count, start in zip(tf.unstack(counts, num_towers), tf.unstack(starts, num_towers))
         ]
         self.whole = Context(None, total, self._meet)
         self.whole.values.update(given)
-        self._given = given
+        self._given, self._total = given, total
         self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
         self._met: dict[Value, Any] = {}
         self._shards: dict[tuple[Value, int], list[Any]] = {}
@@ -192,7 +194,7 @@ class _Run:
         if value in self._given:
             return self._given[value]
         if value not in self._met:
-            parts = [tower[value] for tower in self.towers]
+            parts = [self._real(t, value) for t in range(len(self.towers))]
             with tf.device(self.home):
                 if value.fact == PART:
                     tree = partial_sums(
@@ -204,6 +206,16 @@ class _Run:
                     self._met[value] = tf.concat(parts, value.fact.axis)
         return self._met[value]
 
+    def _real(self, t: int, value: Value) -> Any:
+        """Returns what a tower adds to a value: no rows, or zeros, if the tower has no rows."""
+        own = self.towers[t][value]
+        if t == 0:  # it has a row of every batch
+            return own
+        if value.fact == PART:
+            return tf.cond(self._has_rows[t], lambda: own, lambda: tf.zeros_like(own))
+        no_rows = [slice(None)] * value.fact.axis + [slice(0, 0)]
+        return tf.cond(self._has_rows[t], lambda: own, lambda: own[tuple(no_rows)])
+
     def values_for(self, value: Value, need: Need) -> list[Any]:
         """Returns, for each tower, a value as a stage reads it."""
         if need == OWN and value in self.towers[0]:
@@ -213,10 +225,22 @@ class _Run:
         axis = value.fact.axis if need == OWN else need.axis
         if (value, axis) not in self._shards:
             with tf.device(self.home):
-                whole = self.whole.read(value, WHOLE)
-                sizes = tf.shape(whole)[axis] // self._total * self._counts
-                self._shards[value, axis] = tf.split(whole, sizes, axis, len(self.towers))
+                self._shards[value, axis] = self._cut(self.whole.read(value, WHOLE), axis)
         return self._shards[value, axis]
+
+    def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
+        """Returns each tower's rows along an axis of a value of the batch."""
+        shape = tf.shape(whole)
+        each = shape[axis] // self._total
+        at_axis = tf.one_hot(axis, tf.size(shape), True, False)
+        with tf.control_dependencies([
+            tf.debugging.assert_equal(each * self._total, shape[axis], "rows of the batch")
+        ]):  # fmt: skip
+            shards = []
+            for place in self.places:
+                begin = tf.where(at_axis, each * tf.minimum(place.start, self._total - 1), 0)
+                shards.append(tf.slice(whole, begin, tf.where(at_axis, each * place.count, shape)))
+        return shards
 
 
 class _Stage:
