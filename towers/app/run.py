@@ -38,6 +38,7 @@ from towers.resume.snapshot import compared
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 from towers.workers import watch, workers
+from towers.workers.written_files import check_writers
 
 
 def train(
@@ -127,6 +128,7 @@ def _run(
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers
+    check_writers(cluster, callbacks)
     unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else ""
     data = several_workers.check_same(run)
     verification = None

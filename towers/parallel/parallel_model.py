@@ -35,6 +35,7 @@ from towers.step import checks
 from towers.step.compiled import COMPILED
 from towers.step.stages import check_groups, check_stages
 from towers.workers.workers import join_workers
+from towers.workers.written_files import check_writers
 
 
 def make_parallel(
@@ -189,6 +190,7 @@ class ParallelModel(keras.Model):
         if towers.strategy != "parameter_server":
             fit = with_fresh_copies(fit, towers)
         callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # 6th argument
+        check_writers(towers.workers, callbacks)
         resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
         noise_scale = only_one(NoiseScale, callbacks) is not None
         if noise_scale != towers.noise_scale:
