@@ -164,6 +164,21 @@ def test_flags_are_filled_or_refused_in_one_line(arguments, code, stdout, stderr
     assert done.stderr.count("\n") == bool(stderr)
 
 
+@pytest.mark.parametrize("name", ["wide_mlp", "wide_mlp.flags",
+                                  "towers/app/experiments/wide_mlp.flags"])
+def test_a_documented_experiment_is_found_by_its_name_in_any_directory(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    path = str(Path(command_line.__file__).with_name("experiments") / "wide_mlp.flags")
+    for given, expected in [([f"--flagfile={name}"], [f"--flagfile={path}"]),
+                            (["-flagfile", name, name], ["-flagfile", path, name])]:
+        assert command_line.with_experiments(["a", *given]) == ["a", *expected]
+    with pytest.raises(ValueError, match=r"flagfile \(wide\) is neither a file nor .*wide_mlp_small"):
+        command_line.with_experiments(["a", "--flagfile=wide"])
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).touch()  # the user's own file comes first
+    assert command_line.with_experiments(["a", "--flagfile", name]) == ["a", "--flagfile", name]
+
+
 def shown(*arguments):
     """The exit code, and the names of the flags in the order in which they are printed."""
     done = subprocess.run([sys.executable, "train.py", *arguments], cwd=ROOT, text=True,

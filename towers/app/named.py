@@ -21,7 +21,7 @@ def import_function(spec: str, argument: str) -> Callable[..., Any]:
         raise ValueError(
             f"{argument} ({spec!r}): module {module_name} "
             f"({getattr(module, '__file__', None) or 'built in'}) has no function "
-            f"{function_name!r}.{_nearest(function_name, functions)}"
+            f"{function_name!r}.{nearest(function_name, functions)}"
         )
     return function  # type: ignore[no-any-return]
 
@@ -49,7 +49,7 @@ def unknown_name(name: object, argument: str, names: Sequence[str]) -> ValueErro
     """Returns the error for an unknown name; it lists the built-in `names` and the nearest one."""
     return ValueError(
         f"{argument} ({name!r}) must be one of {', '.join(names)}, or package.module:function."
-        f"{_nearest(str(name), names)}"
+        f"{nearest(str(name), names)}"
     )
 
 
@@ -59,6 +59,7 @@ def one_line(error: BaseException) -> str:
     return text.rstrip(".: ") + (f" ({line})" if line else "")
 
 
-def _nearest(name: str, names: Sequence[str]) -> str:
+def nearest(name: str, names: Sequence[str]) -> str:
+    """Returns " Did you mean 'adam'?" for the name that is most like `name`, or ""."""
     matches = difflib.get_close_matches(name.lower(), names, n=1)
     return f" Did you mean {matches[0]!r}?" if matches else ""
