@@ -4,6 +4,7 @@ The names are imported when they are first used, so that `import towers`, and th
 mistyped flag, do not wait for TensorFlow to start.
 """
 
+import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        nearest = difflib.get_close_matches(name, __all__, n=1)
+        remedy = f". Did you mean {nearest[0]!r}?" if nearest else ""
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{remedy}")
     if name not in _WITHOUT_TENSORFLOW:
         from towers.machine import environment
 
@@ -55,4 +58,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    # Without the modules that this file imports, and the folders that users' imports have added.
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

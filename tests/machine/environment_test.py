@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
 from tests import processes
 from towers.machine import environment
 from towers.machine.user_lines import current_line, is_of_keras, line_of, line_of_error
@@ -35,6 +36,15 @@ def test_importing_towers_and_its_configuration_does_not_import_tensorflow(tf_co
         "sys.modules and 'keras' not in sys.modules; print(towers.__version__)",
         TF_CONFIG=tf_config)
     assert (done.stdout, done.stderr) == ("0.1.0\n", "")
+
+
+def test_dir_lists_the_public_names_and_a_mistyped_one_is_an_error_with_the_nearest():
+    public = {name for name in dir(towers) if not name.startswith("__")}
+    assert public == set(towers.__all__) and hasattr(towers, "machine")  # an imported folder
+    with pytest.raises(AttributeError, match=r"'make_paralel'. Did you mean 'make_parallel'\?$"):
+        towers.make_paralel
+    with pytest.raises(AttributeError, match=r"has no attribute 'xyz'$"):
+        towers.xyz
 
 
 def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_imported():

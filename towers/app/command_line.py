@@ -7,13 +7,14 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from absl import flags, logging as absl_logging
 
+import towers
 from towers.app import fields
 from towers.app.named import nearest
 from towers.machine import places, signals
@@ -81,8 +82,9 @@ def help_text(introduction: str, group: str = "") -> str:
     return "\n\n".join([
         introduction.strip(),
         *(f"{title}:\n{lines(listed)}" for title, listed in sections if listed),
-        "Every command: --flagfile=FILE reads flags from a file, or from a documented experiment by "
-        "its\nname; --verbosity=1 shows the messages of libraries, and a traceback with each error.",
+        "Every command: --flagfile=FILE reads flags from a file, or a documented experiment by "
+        "its\nname; --version prints the version; --verbosity=1 shows the messages of libraries, "
+        "and\na traceback with each error.",
     ])
 
 
@@ -99,7 +101,10 @@ _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
 
 
 def parse_flags(argv: list[str], introduction: str = "") -> bool:
-    """Fills flags.FLAGS; for --help, prints the introduction and all flags, and returns False."""
+    """Fills flags.FLAGS. For --help and --version, prints the text and returns False."""
+    if {"--version", "-version"} & set(argv[1:]):
+        show(f"towers {towers.__version__}")
+        return False
     group = asked_for(argv)
     if group is not None:
         show(help_text(introduction, group))
@@ -156,6 +161,7 @@ def define_fields(config: type, names: Collection[str] = ()) -> None:
         text = re.sub(r"`(\w+)`", r"--\1", fields.help_of(config, field))
         if says.kind == "choice":
             flags.DEFINE_enum(field.name, default, says.words, text)
+            flags.FLAGS[field.name].parser = _Choice(says.words, says.refused)
             continue
         flags.DEFINE(
             _OrWord(_PARSERS[says.kind](), says.words), field.name, default, text,
@@ -176,6 +182,17 @@ class _OrWord(flags.ArgumentParser):
         except (TypeError, ValueError) as error:
             forms = [self.syntactic_help or "true or false", *self._words]
             raise ValueError(f"it must be {', or '.join(forms)}") from error
+
+
+class _Choice(flags.EnumParser):
+    """Parses one of `words`, and leaves `refused` words to the configuration, which explains them."""
+
+    def __init__(self, words: Sequence[str], refused: Collection[str]) -> None:
+        super().__init__(words)
+        self._refused = refused
+
+    def parse(self, argument: str) -> str:
+        return argument if argument in self._refused else str(super().parse(argument))
 
 
 class _AsWritten(flags.ArgumentSerializer):

@@ -95,11 +95,11 @@ class TrainConfig:
         "takes GPUs if there are any.", _ON_THE_MACHINE | Role.BEGINNING)
     variable_device: str = choice("cpu", ("cpu", "gpu"), "The device that holds and updates the "
         "parameters, /cpu:0 or /gpu:0. The CPU is equally near to all GPUs.")
-    strategy: str = choice("parameter_server", (*choices.STRATEGIES, choices.ASYNC), "The place of "
-        "the parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
+    strategy: str = choice("parameter_server", choices.STRATEGIES, "The place of the "
+        "parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
         "copy of them and of the optimizer's state on each GPU. sharded holds a copy of them, and "
         "divides the update and the optimizer's state among the GPUs. Both give the results of "
-        "`variable_device`=gpu. async is an error.", Role.FREE)
+        "`variable_device`=gpu.", Role.FREE, refused={choices.ASYNC: choices.ASYNC_REFUSED})
     gpus_per_tower: int = count(1, "The number of GPUs that share the layers of each tower, in as "
         "many stages, for a model that does not fit into one GPU. With `accumulate`=8, 8 towers "
         "use them in a pipeline. Default: 1, a GPU holds all layers.", Role.FREE | Role.BEGINNING,
@@ -242,8 +242,6 @@ class TrainConfig:
                 f"logical_gpus ({self.logical_gpus}) divides GPUs, and device=cpu uses none: give "
                 "only one of them."
             )
-        if self.strategy == choices.ASYNC:
-            raise ValueError(choices.ASYNC_REFUSED)
 
     def global_batch_size(self, num_devices: int) -> int:
         """Returns the number of examples in one update if `num_devices` devices run towers."""
