@@ -4,7 +4,6 @@ The names are imported when they are first used, so that `import towers`, and th
 mistyped flag, do not wait for TensorFlow to start.
 """
 
-import difflib
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -46,9 +45,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        nearest = difflib.get_close_matches(name, __all__, n=1)
-        remedy = f". Did you mean {nearest[0]!r}?" if nearest else ""
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{remedy}")
+        from towers.machine.words import nearest
+
+        remedy = nearest(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{remedy}")
     if name not in _WITHOUT_TENSORFLOW:
         from towers.machine import environment
 

@@ -43,7 +43,7 @@ def test_dir_lists_the_public_names_and_a_mistyped_one_is_an_error_with_the_near
     assert public == set(towers.__all__) and hasattr(towers, "machine")  # an imported folder
     with pytest.raises(AttributeError, match=r"'make_paralel'. Did you mean 'make_parallel'\?$"):
         towers.make_paralel
-    with pytest.raises(AttributeError, match=r"has no attribute 'xyz'$"):
+    with pytest.raises(AttributeError, match=r"has no attribute 'xyz'.$"):
         towers.xyz
 
 

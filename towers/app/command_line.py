@@ -16,11 +16,11 @@ from absl import flags, logging as absl_logging
 
 import towers
 from towers.app import fields
-from towers.app.named import nearest
 from towers.machine import places, signals
 from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
+from towers.machine.words import nearest
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
 
 MOST_USED = (
@@ -185,7 +185,7 @@ class _OrWord(flags.ArgumentParser):
 
 
 class _Choice(flags.EnumParser):
-    """Parses one of `words`, and leaves `refused` words to the configuration, which explains them."""
+    """Parses one of `words`, and leaves `refused` words to the configuration."""
 
     def __init__(self, words: Sequence[str], refused: Collection[str]) -> None:
         super().__init__(words)

@@ -9,6 +9,7 @@ from towers.app import fields
 from towers.app.class_weight import as_text
 from towers.app.fields import Role, choice, count, fraction, number, switch, text, value_error
 from towers.machine import choices
+from towers.machine.argument_names import unknown_argument
 
 # Larger numbers would lead to computations that never end or cannot start.
 _MOST_DEVICES, _MOST_TOWERS = 1024, 65_536
@@ -31,6 +32,36 @@ def step_epochs(schedule: str) -> list[int]:
             "ascending order, after which the learning rate is a tenth"
         )
     return epochs
+
+
+def _stages_as_text(value: Any) -> Any:
+    """Returns "a,b" for the layer names ["a", "b"]; other values stay."""
+    are_names = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    if are_names and any("," in each for each in value):
+        raise value_error("stages", value, "a list of layer names without commas")
+    return ",".join(value) if are_names else value
+
+
+def _size_as_text(value: Any) -> Any:
+    """Returns "224x224" for (224, 224); other values stay."""
+    are_sizes = isinstance(value, list | tuple) and all(type(each) is int for each in value)
+    return "x".join(map(str, value)) if are_sizes else value
+
+
+def _schedule_as_text(value: Any) -> Any:
+    """Returns "step:30,60" for {"step": [30, 60]}; other values stay."""
+    if isinstance(value, dict) and list(value) == ["step"]:
+        epochs = value["step"]
+        are_epochs = isinstance(epochs, list | tuple) and all(type(each) is int for each in epochs)
+        return f"step:{','.join(map(str, epochs))}" if are_epochs else value
+    return value
+
+
+# Flags are texts; in Python, the same fields also take lists and dicts.
+_AS_TEXT = {
+    "class_weight": as_text, "image_size": _size_as_text, "schedule": _schedule_as_text,
+    "stages": _stages_as_text,
+}
 
 
 def _check_image_size(name: str, value: str) -> None:
@@ -220,13 +251,18 @@ class TrainConfig:
 
     def __new__(cls, **given: Any) -> "TrainConfig":
         """Records the names of the given fields: a default that is given counts as a choice."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise unknown_argument(cls.__name__, name, known)
         config = super().__new__(cls)
         object.__setattr__(config, "named", frozenset(given))
         return config
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that make no sense or contradict each other."""
-        object.__setattr__(self, "class_weight", as_text(self.class_weight))
+        for name, as_flag in _AS_TEXT.items():
+            object.__setattr__(self, name, as_flag(getattr(self, name)))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:

@@ -1,6 +1,5 @@
 """Imports what `package.module:function` names, and explains unknown names."""
 
-import difflib
 import importlib
 import os
 import sys
@@ -9,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from towers.machine.user_lines import line_of_error
+from towers.machine.words import nearest
 
 
 def import_function(spec: str, argument: str) -> Callable[..., Any]:
@@ -57,9 +57,3 @@ def one_line(error: BaseException) -> str:
     """Returns an exception's type, message and line in user code, without a final full stop."""
     text, line = f"{type(error).__name__}: {' '.join(str(error).split())}", line_of_error(error)
     return text.rstrip(".: ") + (f" ({line})" if line else "")
-
-
-def nearest(name: str, names: Sequence[str]) -> str:
-    """Returns " Did you mean 'adam'?" for the name that is most like `name`, or ""."""
-    matches = difflib.get_close_matches(name.lower(), names, n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -27,6 +27,7 @@ from towers.app.training.failures import failures_explained
 from towers.app.training.loaded import load_newest
 from towers.app.training.task import UserObjects, is_python, load_callbacks
 from towers.machine import environment, hang, places, signals
+from towers.machine.argument_names import names_checked
 from towers.machine.devices import placement
 from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
@@ -41,6 +42,7 @@ from towers.workers import watch, workers
 from towers.workers.written_files import check_writers
 
 
+@names_checked
 def train(
     config: TrainConfig,
     callbacks: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None = None,

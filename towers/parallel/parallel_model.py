@@ -18,6 +18,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine.argument_names import names_checked
 from towers.machine.choices import BATCH_NORM
 from towers.machine.devices import HOST, is_gpu, policy_of
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
@@ -38,6 +39,7 @@ from towers.workers.workers import join_workers
 from towers.workers.written_files import check_writers
 
 
+@names_checked
 def make_parallel(
     model: keras.Model, gpus: Any = None, *, num_towers: int | None = None,
     batch_norm: str | None = None, strategy: str = "parameter_server", gpus_per_tower: int = 1,

@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine import choices, devices as devices_lib
+from towers.machine.argument_names import names_checked
 from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
 from towers.machine.loss_internals import marked
@@ -58,6 +59,7 @@ class Computed(NamedTuple):
 class Step:
     """Updates the V parameters that were trainable at first, within a tf.function of the caller."""
 
+    @names_checked
     def __init__(
         self, model: keras.Model, optimizer: Any = COMPILED, loss: Any = COMPILED, *,
         loss_weights: Any = None, metrics: Any = None, devices: Sequence[str] | None = None,
@@ -117,7 +119,7 @@ class Step:
         checks.check_model(model)
         checks.check_choice("batch_norm", batch_norm or "average", choices.BATCH_NORM)
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
-        self.devices = list(devices_lib.tower_devices() if devices is None else devices)
+        self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
         self.stages = make_stages(
             model, self.devices, gpus_per_tower, stages, strategy=strategy, batch_norm=batch_norm,
