@@ -4,6 +4,7 @@ import inspect
 import os
 import subprocess
 import sys
+import threading
 import types
 from contextlib import nullcontext
 from pathlib import Path
@@ -16,7 +17,9 @@ import tensorflow as tf
 import towers
 from tests import processes
 from towers.machine import environment
-from towers.machine.user_lines import current_line, is_of_keras, line_of, line_of_error
+from towers.machine.user_lines import (
+    current_line, is_of_keras, line_of, line_of_error, TowersWarning, warn_user,
+)
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).name
 
@@ -189,3 +192,25 @@ def test_what_keras_own_layers_make_is_told_from_what_a_user_writes_in_one():
     assert is_of_keras(made["LayerNormalization"], "layers")
     assert not is_of_keras(made["Squares"], "layers")
     assert not is_of_keras(made["LayerNormalization"], "metrics")
+
+
+def test_warnings_name_the_users_line():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.warns(TowersWarning) as warned:
+        parallel = towers.make_parallel(model, 1)
+        parallel.__reduce__()
+        keras.tree.map_structure(warn_user, ["in Keras"])
+    ours = [each for each in warned if issubclass(each.category, TowersWarning)]
+    assert {Path(each.filename) for each in ours} == {Path(__file__)}
+    assert len({each.lineno for each in ours}) == 3
+    thread = threading.Thread(target=warn_user, args=["in a thread"])
+    with pytest.warns(TowersWarning, match="in a thread"):
+        thread.start()
+        thread.join()
+
+
+def test_every_warning_of_the_library_names_the_users_line():
+    library = Path(towers.__file__).parent
+    others = [path for path in library.rglob("*.py") if "warnings.warn(" in path.read_text("utf-8")]
+    assert others == [library / "machine" / "user_lines.py"]

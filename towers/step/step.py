@@ -12,7 +12,6 @@
 """
 
 import functools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -24,6 +23,7 @@ from towers.machine.argument_names import names_checked
 from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
 from towers.machine.loss_internals import marked
+from towers.machine.user_lines import warn_user
 from towers.step import checks, sharding, state as state_lib, structures
 from towers.step.assigned import assign_merged
 from towers.step.averaging import Tree, Values, add_tree
@@ -143,7 +143,7 @@ class Step:
         self.own_rows = find_rows if own_rows else None  # N -> bool [N]
         self.tower_devices = devices_lib.place_towers(len(self.local_towers), firsts)
         if devices is None and (shared := undivided_cpu(len(self.local_towers), is_chosen)):
-            warnings.warn(shared, stacklevel=2)
+            warn_user(shared)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.parameter_device = state_lib.variables_device(model)
@@ -160,9 +160,9 @@ class Step:
         self.uses_xla = uses_xla(model, self.devices, jit_compile, num_towers, loss, batch_norm)
         if self.stages and self.uses_xla:
             self.uses_xla = False
-            warnings.warn(
+            warn_user(
                 "gpus_per_tower: XLA compiles this model only without stages, which changes the "
-                "bits. If they must be equal, use jit_compile=False for both.", stacklevel=3,
+                "bits. If they must be equal, use jit_compile=False for both.",
             )
         self.full_batch = FullBatch(batch_size)
         self.strategy = make_strategy(

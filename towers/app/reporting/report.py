@@ -21,6 +21,7 @@ from towers.app.training.build import Run
 from towers.app.training.task import is_python
 from towers.machine import hang, places
 from towers.machine.devices import placement
+from towers.machine.user_lines import TowersWarning
 from towers.machine.words import counted
 from towers.resume.checkpointer import Found
 from towers.resume.run_dir import BEST, FINAL
@@ -31,7 +32,6 @@ from towers.workers.cluster import Cluster
 
 _SECONDS_BETWEEN_REFRESHES = 0.5  # each refresh reads the loss back from the device
 _SECONDS_BETWEEN_LINES = 10.0
-_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Report:
@@ -87,7 +87,7 @@ class Report:
         before = warnings.showwarning
 
         def show(message: Any, category: type[Warning], filename: str, *rest: Any) -> None:
-            if filename.startswith(_PACKAGE) and issubclass(category, UserWarning):
+            if issubclass(category, TowersWarning):
                 self.warn(as_flags(str(message)))
             else:
                 before(message, category, filename, *rest)
