@@ -19,6 +19,7 @@ from towers.machine.keras_internals import optimized_variables
 from towers.machine.replaced import ONE_AT_A_TIME, replaced
 from towers.machine.loss_internals import compiled_metrics
 from towers.machine.user_lines import current_line, warn_user
+from towers.step.checks import check_loss_scale
 from towers.step.gathering import GATHERER, gathered_by
 from towers.step.lookups import join_lookups, separate_lookups
 from towers.step.loss_kinds import loss_reduction, overrides_call
@@ -186,6 +187,7 @@ class Patches:
             return
         if not optimizer.built:
             with scope.left():
+                check_loss_scale(optimizer)
                 optimizer.build(trainable_variables)
         if scope.is_unready:
             return
