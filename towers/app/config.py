@@ -218,7 +218,8 @@ class TrainConfig:
         "end of each epoch is saved, too. Default: at least one checkpoint every 10 minutes.",
         _ON_THE_MACHINE)
     monitor: str | None = text(None, "The column of results.csv that decides which epoch is the "
-        "best; best.keras holds its model. Default: val_accuracy, or val_loss if there is none.")
+        "best; best.keras holds its model. Among equal values, the lowest val_loss is the best. "
+        "Default: val_accuracy, or val_loss if there is none.")
     monitor_mode: str = choice(AUTO, (AUTO, "min", "max"), "Whether the lowest or the highest "
         "`monitor` is the best. auto uses what Keras knows of the metric.")
     callbacks: str | None = text(None, "A function package.module:function that returns a list of "
