@@ -2,6 +2,7 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -57,6 +58,24 @@ def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_impo
         KERAS_BACKEND="jax")
     assert done.stdout.startswith("Keras' backend is 'jax' (KERAS_BACKEND); ")
     assert done.stdout.endswith("export KERAS_BACKEND=tensorflow False\n")
+
+
+@pytest.mark.matrix
+def test_the_troubleshooting_page_has_every_line_that_tensorflow_prints():
+    """Without a GPU: the first three stay with TF_CPP_MIN_LOG_LEVEL=3, all others are hidden."""
+    code = "import keras, numpy as np, towers; towers.logical_cpus(2); m = keras.Sequential([keras." \
+        "Input((2,)), keras.layers.Dense(1)]); m = towers.make_parallel(m, 2); m.compile('sgd', " \
+        "'mse'); m.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)"
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    section = page.partition("## Messages of TensorFlow")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    known = [name.partition(" ... ")[0] for name in re.findall("`([^`]+)`", "".join(cells))]
+    for level, allowed in [("0", known), ("3", known[:3])]:
+        done = run_python(code, TF_CPP_MIN_LOG_LEVEL=level, CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 0 and ("cuInit" in done.stderr) == (level == "0")
+        lines = [each for each in done.stderr.splitlines()
+                 if not each.startswith("To enable the following")]
+        assert [each for each in lines if not any(part in each for part in allowed)] == []
 
 
 @pytest.mark.parametrize("text, variables, said", [
