@@ -63,9 +63,11 @@ def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_impo
 @pytest.mark.matrix
 def test_the_troubleshooting_page_has_every_line_that_tensorflow_prints():
     """Without a GPU: the first three stay with TF_CPP_MIN_LOG_LEVEL=3, all others are hidden."""
-    code = "import keras, numpy as np, towers; towers.logical_cpus(2); m = keras.Sequential([" \
-        "keras.Input((2,)), keras.layers.Dense(1)]); m = towers.make_parallel(m, 2); m.compile('sgd', " \
-        "'mse'); m.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)"
+    code = (
+        "import keras, numpy as np, towers; towers.logical_cpus(2); m = keras.Sequential([keras."
+        "Input((2,)), keras.layers.Dense(1)]); m = towers.make_parallel(m, 2); "
+        "m.compile('sgd', 'mse'); m.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)"
+    )
     page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
     section = page.partition("## Messages of TensorFlow")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
