@@ -82,9 +82,9 @@ def help_text(introduction: str, group: str = "") -> str:
     return "\n\n".join([
         introduction.strip(),
         *(f"{title}:\n{lines(listed)}" for title, listed in sections if listed),
-        "Every command: --flagfile=FILE reads flags from a file, or a documented experiment by its\n"
-        "name. --version prints the version. --verbosity=1 shows the messages of libraries, and a\n"
-        "traceback with each error.",
+        "Every command: --flagfile=FILE reads flags from a file, or a documented experiment by "
+        "its\nname. --version prints the version. --verbosity=1 shows the messages of libraries, "
+        "and a\ntraceback with each error.",
     ])
 
 
