@@ -6,9 +6,11 @@ import json
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -112,6 +114,8 @@ def test_the_first_script_of_a_page_runs_as_it_stands(page, file, tmp_path):
 
 def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    # machine/environment_test.py compares TensorFlow's own messages with what it prints.
+    page = re.sub(r"## Messages of TensorFlow\n.*?(?=\n## )", "", page, flags=re.DOTALL)
     shown = [message for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
              for message in re.findall(r"`([^`]+)`", cell)]
     assert len(shown) > 30
@@ -187,6 +191,25 @@ def test_the_site_fetches_nothing_from_elsewhere(site):
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\" >]+)", text)
         loaded += re.findall(r"<link\b[^>]*rel=\"?(?:stylesheet|icon|preconnect)\"?[^>]*>", text)
         assert loaded and not [part for part in loaded if re.search(r"(?:https?:)?//", part)], page
+
+
+@pytest.mark.parametrize(("words", "page"), [
+    ("checkpoint", "resuming"), ("EarlyStopping", "keras"), ("out of memory", "memory"),
+    ("gradient accumulation", "memory"),
+])
+def test_the_search_of_a_page_that_is_opened_as_a_file_finds_the_right_page_first(
+    site, words, page, tmp_path
+):
+    """In a browser without a server, as a reader's."""
+    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
+    if shutil.which("chromium") is None:
+        pytest.skip("apt-get install chromium")
+    done = subprocess.run(
+        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
+         "--virtual-time-budget=20000", "--dump-dom", f"file://{site}/index.html?q={quote(words)}"],
+        capture_output=True, text=True, timeout=100)
+    found = re.findall(r'href="([^"?]*)[^"]*" class="md-search-result__link', done.stdout)
+    assert found and found[0] == f"file://{site}/{page}.html", found[:5]
 
 
 def test_every_picture_of_a_page_is_in_the_site(site):

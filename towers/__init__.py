@@ -45,7 +45,10 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from towers.machine.words import nearest
+
+        remedy = nearest(name, __all__)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}.{remedy}")
     if name not in _WITHOUT_TENSORFLOW:
         from towers.machine import environment
 
@@ -55,4 +58,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    # Without the modules that this file imports, and the folders that users' imports have added.
+    return sorted([*__all__, *(name for name in globals() if name.startswith("__"))])

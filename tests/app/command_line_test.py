@@ -36,7 +36,7 @@ class Fields:
     num_a: int | None = fields.count(None, "Of these tests.")
     num_b: float | str = fields.number("auto", "More.", word="auto")
     checks_c: bool | str = fields.switch(False, "See `num_a`.", word="warn")
-    kind_d: str = fields.choice("x", ("x", "y"), "One of two.")
+    kind_d: str = fields.choice("x", ("x", "y"), "One of two.", refused={"slow": "Use x."})
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def defined(monkeypatch):
     ("num_b", {"--num_b=8": 8.0, "--num_b=auto": "auto"}, "--num_b=often"),
     ("checks_c", {"--checks_c": True, "--nochecks_c": False, "--checks_c=false": False,
                   "--checks_c=warn": "warn"}, "--checks_c=perhaps"),
-    ("kind_d", {"--kind_d=y": "y"}, "--kind_d=z"),
+    ("kind_d", {"--kind_d=y": "y", "--kind_d=slow": "slow"}, "--kind_d=z"),
 ])
 def test_a_field_is_a_flag_of_its_kind_or_word(name, values, wrong, defined):
     for argument, value in values.items():
@@ -61,7 +61,14 @@ def test_a_field_is_a_flag_of_its_kind_or_word(name, values, wrong, defined):
         assert flags.FLAGS[name].value == value
     with pytest.raises(flags.IllegalFlagValueError, match=f"flag {wrong}"):
         flags.FLAGS(["command", wrong])
-    assert "--[no]checks_c: See --num_a." in flags.FLAGS.module_help(__name__)
+    shown = flags.FLAGS.module_help(__name__)
+    assert "--[no]checks_c: See --num_a." in shown and "--kind_d: <x|y>: One of two." in shown
+
+
+def test_a_refused_choice_is_explained():
+    (kind,) = (field for field in dataclasses.fields(Fields) if field.name == "kind_d")
+    with pytest.raises(ValueError, match=r"^Use x\.$"):
+        fields.declared(kind).check("kind_d", "slow")
 
 
 @pytest.mark.parametrize(("text", "expected"), [
@@ -147,6 +154,7 @@ sys.exit(exit_code(command))
     ("--cuont=5", 2, "", "error: Unknown command line flag 'cuont'. Did you mean: count ?\n"),
     ("5", 2, "", "error: '5' is not a flag. Flags begin with --; see --help.\n"),
     ("--help", 0, "How many.", ""),
+    ("--version", 0, "towers 0.", ""),
     ("--help >&-", 0, "", ""),
     ("--help | true", 0, "", ""),
     ("--flagfile=latin.flags", 2, "", "error: --flagfile: the file must be UTF-8 text: "),
@@ -162,6 +170,21 @@ def test_flags_are_filled_or_refused_in_one_line(arguments, code, stdout, stderr
     assert stdout in done.stdout and stderr in done.stderr
     assert bool(done.stdout) is bool(stdout)
     assert done.stderr.count("\n") == bool(stderr)
+
+
+@pytest.mark.parametrize("name", ["wide_mlp", "wide_mlp.flags",
+                                  "towers/app/experiments/wide_mlp.flags"])
+def test_a_documented_experiment_is_found_by_its_name_in_any_directory(tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    path = str(Path(command_line.__file__).with_name("experiments") / "wide_mlp.flags")
+    for given, expected in [([f"--flagfile={name}"], [f"--flagfile={path}"]),
+                            (["-flagfile", name, name], ["-flagfile", path, name])]:
+        assert command_line.with_experiments(["a", *given]) == ["a", *expected]
+    with pytest.raises(ValueError, match=r"flagfile \(wide\) is neither a file nor .*wide_mlp"):
+        command_line.with_experiments(["a", "--flagfile=wide"])
+    Path(name).parent.mkdir(parents=True, exist_ok=True)
+    Path(name).touch()  # the user's own file comes first
+    assert command_line.with_experiments(["a", "--flagfile", name]) == ["a", "--flagfile", name]
 
 
 def shown(*arguments):

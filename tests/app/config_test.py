@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given, settings, strategies as st
 
+import towers
 from tests.loading import refusal
 from towers.app import fields, named
 from towers.app.class_weight import as_text, weights_of
@@ -32,9 +33,12 @@ WRONG = {
     "num_gpus": [0, -1, "two", True, 100_000], "num_towers": [0, "auto", 10**9],
     "batch_size": [0, 10**19], "epochs": [-1, None, 2**63], "max_steps": [0],
     "seed": [-1, 2**32], "learning_rate": [0.0, -0.1, math.nan, math.inf, "fast"],
-    "device": ["tpu"], "schedule": ["cosin", "step:", "step:6,3", "step:0", 3],
+    "device": ["tpu"],
+    "schedule": ["cosin", "step:", "step:6,3", "step:0", 3, [30, 60], {"step": 3}],
     "momentum": [1.0, True], "freeze": ["("],
-    "image_size": ["224", "0x224", "8x8x2", (8, 8)], "model": [None], "monitor": [3],
+    "image_size": ["224", "0x224", "8x8x2", (8, 8.5), {"height": 8}],
+    "stages": [["a,b", "c"], [1], {}],
+    "model": [None], "monitor": [3],
     "run_dir": ["a\0b"], "plan": ["yes"], "verify_gradients": ["yes"],
     "hang_timeout": [-1, "soon", False], "worker_timeout": [1e300],
 }
@@ -81,6 +85,31 @@ def test_schedules_sizes_and_stages_are_read():
     sizes = (None, "4x5", "4x5x3")
     assert [TrainConfig(image_size=s).image_shape for s in sizes] == [None, (4, 5, None), (4, 5, 3)]
     assert TrainConfig(stages="a, b").stage_names == ["a", "b"]
+
+
+@pytest.mark.parametrize(("name", "value", "text"), [
+    ("image_size", (224, 224), "224x224"), ("image_size", [8, 9, 3], "8x9x3"),
+    ("stages", ["a", "b"], "a,b"), ("schedule", {"step": [30, 60]}, "step:30,60"),
+    ("class_weight", {0: 1, 1: 5}, "0:1,1:5"),
+])
+def test_lists_and_dicts_become_the_text_of_the_flag(name, value, text):
+    config = TrainConfig(**{name: value})
+    assert config == TrainConfig(**{name: text}) == TrainConfig.from_json(config.to_json())
+    assert getattr(config, name) == text
+
+
+@pytest.mark.parametrize(("call", "wrong", "right"), [
+    (TrainConfig, "gpus", "num_gpus"), (TrainConfig, "lr", "learning_rate"),
+    (TrainConfig, "batchsize", "batch_size"), (towers.make_parallel, "num_gpus", "gpus"),
+    (towers.TowerStep, "gpus", "devices"), (towers.TowerStep, "lossweights", "loss_weights"),
+    (towers.tower_devices, "gpus", "num_gpus"), (towers.train, "modell", "model"),
+    (towers.make_parallel, "zzz", None),
+])
+def test_an_unknown_argument_is_an_error_with_the_name_that_is_meant(call, wrong, right):
+    with pytest.raises(TypeError) as caught:
+        call(**{wrong: 2})
+    meant = f" Did you mean {right!r}?" if right else ""
+    assert str(caught.value) == f"{call.__name__}() has no argument {wrong!r}.{meant}"
 
 
 @pytest.mark.parametrize(("text", "message"), [

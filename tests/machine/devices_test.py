@@ -46,6 +46,14 @@ def test_absent_and_doubled_devices_are_refused(names, message):
         devices.check_devices(names)
 
 
+@pytest.mark.parametrize(("wrong", "right"), [
+    (2, r"devices=towers.tower_devices\(2\)"), ("/cpu:0", r"devices=\['/cpu:0'\]"),
+])
+def test_a_count_or_one_name_as_devices_is_an_error_with_the_right_form(wrong, right):
+    with pytest.raises(ValueError, match=f"must be a list of names; use {right}.$"):
+        devices.device_list(wrong)
+
+
 @pytest.mark.parametrize("num_towers, num_devices, expected", [
     (8, 8, [0, 1, 2, 3, 4, 5, 6, 7]),
     (8, 3, [0, 0, 0, 1, 1, 1, 2, 2]),

@@ -2,8 +2,10 @@
 
 import inspect
 import os
+import re
 import subprocess
 import sys
+import threading
 import types
 from contextlib import nullcontext
 from pathlib import Path
@@ -13,9 +15,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+import towers
 from tests import processes
 from towers.machine import environment
-from towers.machine.user_lines import current_line, is_of_keras, line_of, line_of_error
+from towers.machine.user_lines import (
+    current_line, is_of_keras, line_of, line_of_error, TowersWarning, warn_user,
+)
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).name
 
@@ -37,6 +42,15 @@ def test_importing_towers_and_its_configuration_does_not_import_tensorflow(tf_co
     assert (done.stdout, done.stderr) == ("0.1.0\n", "")
 
 
+def test_dir_lists_the_public_names_and_a_mistyped_one_is_an_error_with_the_nearest():
+    public = {name for name in dir(towers) if not name.startswith("__")}
+    assert public == set(towers.__all__) and hasattr(towers, "machine")  # an imported folder
+    with pytest.raises(AttributeError, match=r"'make_paralel'. Did you mean 'make_parallel'\?$"):
+        towers.make_paralel
+    with pytest.raises(AttributeError, match=r"has no attribute 'xyz'.$"):
+        towers.xyz
+
+
 def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_imported():
     done = run_python(
         "import sys, towers\ntry:\n    towers.train\nexcept ValueError as error:\n"
@@ -44,6 +58,26 @@ def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_impo
         KERAS_BACKEND="jax")
     assert done.stdout.startswith("Keras' backend is 'jax' (KERAS_BACKEND); ")
     assert done.stdout.endswith("export KERAS_BACKEND=tensorflow False\n")
+
+
+@pytest.mark.matrix
+def test_the_troubleshooting_page_has_every_line_that_tensorflow_prints():
+    """Without a GPU: the first three stay with TF_CPP_MIN_LOG_LEVEL=3, all others are hidden."""
+    code = (
+        "import keras, numpy as np, towers; towers.logical_cpus(2); m = keras.Sequential([keras."
+        "Input((2,)), keras.layers.Dense(1)]); m = towers.make_parallel(m, 2); "
+        "m.compile('sgd', 'mse'); m.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)"
+    )
+    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    section = page.partition("## Messages of TensorFlow")[2].partition("\n## ")[0]
+    cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
+    known = [name.partition(" ... ")[0] for name in re.findall("`([^`]+)`", "".join(cells))]
+    for level, allowed in [("0", known), ("3", known[:3])]:
+        done = run_python(code, TF_CPP_MIN_LOG_LEVEL=level, CUDA_VISIBLE_DEVICES="")
+        assert done.returncode == 0 and ("cuInit" in done.stderr) == (level == "0")
+        lines = [each for each in done.stderr.splitlines()
+                 if not each.startswith("To enable the following")]
+        assert [each for each in lines if not any(part in each for part in allowed)] == []
 
 
 @pytest.mark.parametrize("text, variables, said", [
@@ -179,3 +213,25 @@ def test_what_keras_own_layers_make_is_told_from_what_a_user_writes_in_one():
     assert is_of_keras(made["LayerNormalization"], "layers")
     assert not is_of_keras(made["Squares"], "layers")
     assert not is_of_keras(made["LayerNormalization"], "metrics")
+
+
+def test_warnings_name_the_users_line():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.warns(TowersWarning) as warned:
+        parallel = towers.make_parallel(model, 1)
+        parallel.__reduce__()
+        keras.tree.map_structure(warn_user, ["in Keras"])
+    ours = [each for each in warned if issubclass(each.category, TowersWarning)]
+    assert {Path(each.filename) for each in ours} == {Path(__file__)}
+    assert len({each.lineno for each in ours}) == 3
+    thread = threading.Thread(target=warn_user, args=["in a thread"])
+    with pytest.warns(TowersWarning, match="in a thread"):
+        thread.start()
+        thread.join()
+
+
+def test_every_warning_of_the_library_names_the_users_line():
+    library = Path(towers.__file__).parent
+    others = [path for path in library.rglob("*.py") if "warnings.warn(" in path.read_text("utf-8")]
+    assert others == [library / "machine" / "user_lines.py"]

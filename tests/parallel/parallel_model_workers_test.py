@@ -86,15 +86,20 @@ class Repeats(Own):
 def mistakes(out):
     """Fits that are errors, one after the other; the last one ends the processes."""
     index = towers.join_workers().index
-    for kind, seed, shuffle in [
-        (keras.Sequential, index, 0), (Own, index, 0), (keras.Sequential, 0, index),
+    path = Path(out, "all.weights.h5")
+    checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
+    for kind, seed, shuffle, callbacks in [
+        (keras.Sequential, index, 0, []), (Own, index, 0, []), (keras.Sequential, 0, index, []),
+        (keras.Sequential, 0, 0, checkpoint),
     ]:
         try:
             model = compiled(kind(make(seed).layers))
             keras.utils.set_random_seed(shuffle)
-            model.fit(*data(), batch_size=16, verbose=0)
+            model.fit(*data(), batch_size=16, verbose=0, callbacks=callbacks)
         except ValueError as error:
             print(error, file=sys.stderr)
+    checkpoint.filepath = str(Path(out, f"{index}.weights.h5"))
+    model.fit(*data(), batch_size=16, verbose=0, callbacks=[checkpoint])
     wrong_label(out)
 
 
@@ -137,6 +142,8 @@ def test_mistakes_of_one_worker_are_errors_of_all_and_a_towers_error_ends_its_wo
     for _, errors in ended:
         assert errors.count("differs from the chief in variable 0 kernel (") == 2
         assert "the workers have different global batches in a train step. Give " in errors
+        assert "all.weights.h5') would write the same files in workers 0 and 1. Give it" in errors
+    assert {path.name for path in tmp_path.glob("*.h5")} == {"0.weights.h5", "1.weights.h5"}
     (_, lost), (code, errors) = ended
     assert code == 1, errors
     assert "Received a label value of 9 which is outside the valid range of [0, 3)" in errors

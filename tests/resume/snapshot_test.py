@@ -258,7 +258,7 @@ def test_a_checkpoint_keeps_its_fields_and_the_newest_may_be_missing_but_none_is
         "step": 0, "epoch": 0, "epoch_step": 0, "logs": {}, "history": {}, "results": [],
         "best": None, "best_step": None, "epochs_since_best": 0, "stopped": False,
     }
-    assert TrainState().to_json() == {**fields, "best_saved": None}
+    assert TrainState().to_json() == {**fields, "best_saved": None, "best_loss": None}
     assert TrainState.from_json(fields) == TrainState()
     with pytest.raises(TypeError, match="phase"):
         TrainState.from_json({**fields, "phase": 1})
@@ -308,6 +308,28 @@ def test_an_epoch_that_is_not_finite_is_never_the_best(value):
     assert best_after([0.9], Monitor(), val_loss=value) == (None, None, 1)
 
 
+@pytest.mark.parametrize("losses, best_step, best", [
+    ([1.0, 0.05, 0.5], 20, 1),  # the lowest loss among equal accuracies
+    ([1.0, 1.0, 1.0], 10, 0),  # the first of equal epochs
+    ([1.0, math.nan, 0.5], 30, 2),
+])
+def test_among_equal_values_the_lowest_loss_is_the_best_without_postponing_the_early_stop(
+    losses, best_step, best
+):
+    train_state, columns = TrainState(), {"val_accuracy": [0.9] * 3, "val_loss": losses}
+    for loss in losses:
+        train_state.step += 10
+        values = {"loss": 1.0, "val_loss": loss, "val_accuracy": 0.9}
+        train_state.end_epoch([], values, Monitor())
+        train_state = TrainState.from_json(train_state.to_json())  # as from a checkpoint
+    assert best_of(train_state) == (0.9, best_step, 2)
+    assert Monitor().best_index(columns) == best
+    older = {**train_state.to_json(), "best_loss": None}  # the loss of its best is not known
+    train_state = TrainState.from_json(older)
+    train_state.end_epoch([], {**values, "val_loss": 0.01}, Monitor())
+    assert train_state.best_step == best_step
+
+
 @pytest.mark.parametrize("values, lowest, highest", [
     ([0.5, 0.1, 0.9, 0.9, 0.1], 1, 2),
     ([math.nan, 0.5, -math.inf], 1, 1),
@@ -315,7 +337,7 @@ def test_an_epoch_that_is_not_finite_is_never_the_best(value):
     ([], None, None),
 ])
 def test_the_best_index_is_the_first_among_the_finite_values(values, lowest, highest):
-    found = [Monitor("x", best).best_index(values) for best in (False, True)]
+    found = [Monitor("x", best).best_index({"x": values}) for best in (False, True)]
     assert found == [lowest, highest]
 
 

@@ -185,3 +185,33 @@ def test_a_batch_size_in_the_code_is_an_error_that_names_its_line(layer, loss, s
     message = rf"checks_test.py:\d+ .*{said}.*tf.shape\(x\)"
     with pytest.raises(ValueError, match=message):
         model.fit(*pairs(), batch_size=11, verbose=0)
+
+
+def typed(kind, dtype, **options):
+    """A compiled parallel model of this dtype."""
+    x = keras.Input((4,), dtype=dtype)
+    model = kind(x, L.Dense(3, "softmax", dtype=dtype)(x))
+    parallel = towers.make_parallel(model, 2)
+    parallel.compile(**{"optimizer": "sgd", "loss": "sparse_categorical_crossentropy", **options})
+    return parallel
+
+
+class OwnStep(keras.Model):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize("kind", [keras.Model, OwnStep])
+def test_a_loss_scale_that_is_infinite_in_float32_is_an_error(kind):
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=2.0**1020)
+    parallel = typed(kind, "float64", optimizer=optimizer)
+    with pytest.raises(ValueError, match=r"initial_scale=1.12356e\+307\): .* at most 2.0\*\*127"):
+        parallel.fit(np.ones((8, 4)), np.ones(8, int), verbose=0)
+
+
+def test_a_metric_of_a_wrong_dtype_is_keras_error_that_names_the_types():
+    parallel = typed(
+        keras.Model, "float64", metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)]
+    )
+    with pytest.raises(TypeError, match="type float64 that does not match expected type of float3"):
+        parallel.fit(np.ones((8, 4)), np.ones(8, int), verbose=0)

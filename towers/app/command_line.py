@@ -7,18 +7,20 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 from absl import flags, logging as absl_logging
 
+import towers
 from towers.app import fields
 from towers.machine import places, signals
 from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
+from towers.machine.words import nearest
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
 
 MOST_USED = (
@@ -80,8 +82,9 @@ def help_text(introduction: str, group: str = "") -> str:
     return "\n\n".join([
         introduction.strip(),
         *(f"{title}:\n{lines(listed)}" for title, listed in sections if listed),
-        "Every command: --flagfile=FILE reads flags from a file; --verbosity=1 shows the messages "
-        "of\nlibraries, and a traceback with each error.",
+        "Every command: --flagfile=FILE reads flags from a file, or a documented experiment by "
+        "its\nname. --version prints the version. --verbosity=1 shows the messages of libraries, "
+        "and a\ntraceback with each error.",
     ])
 
 
@@ -90,6 +93,7 @@ flags.disclaim_key_flags()  # flags defined here count as the command's, which -
 # Exit codes; 0: done.
 USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 129
 _COLORS = re.compile(r"\x1b\[[\d;]*m")  # Keras colors its errors even in a pipe
+_FLAGFILE = ("--flagfile", "-flagfile")
 _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
     "text": flags.ArgumentParser, "count": flags.IntegerParser, "number": flags.FloatParser,
     "switch": flags.BooleanParser,
@@ -97,13 +101,16 @@ _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
 
 
 def parse_flags(argv: list[str], introduction: str = "") -> bool:
-    """Fills flags.FLAGS; for --help, prints the introduction and all flags, and returns False."""
+    """Fills flags.FLAGS. For --help and --version, prints the text and returns False."""
+    if {"--version", "-version"} & set(argv[1:]):
+        show(f"towers {towers.__version__}")
+        return False
     group = asked_for(argv)
     if group is not None:
         show(help_text(introduction, group))
         return False
     try:
-        rest = flags.FLAGS(argv)[1:]
+        rest = flags.FLAGS(with_experiments(argv))[1:]
     except flags.Error as error:
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except UnicodeDecodeError as error:
@@ -111,6 +118,38 @@ def parse_flags(argv: list[str], introduction: str = "") -> bool:
     if rest:
         raise ValueError(f"{rest[0]!r} is not a flag. Flags begin with --; see --help.")
     return True
+
+
+def with_experiments(argv: list[str]) -> list[str]:
+    """Replaces the name of a documented experiment after --flagfile by the path of its file.
+
+    NAME, NAME.flags and the path in a checkout are names, unless there is such a file. Raises
+    ValueError if there is neither.
+    """
+    found = list(argv)
+    for index, word in enumerate(argv):
+        option, is_joined, value = word.partition("=")
+        if option in _FLAGFILE and is_joined:
+            found[index] = f"{option}={_flag_file(value)}"
+        elif index > 0 and argv[index - 1] in _FLAGFILE:
+            found[index] = _flag_file(word)
+    return found
+
+
+def _flag_file(given: str) -> str:
+    """Returns the path of a file that exists, or of the documented experiment of this name."""
+    if not given or os.path.exists(os.path.expanduser(given)):
+        return given
+    folder, path = Path(__file__).with_name("experiments"), Path(given)
+    if str(path.parent) in (".", "towers/app/experiments"):
+        named = folder / f"{path.name.removesuffix('.flags')}.flags"
+        if named.exists():
+            return str(named)
+    known = [file.stem for file in sorted(folder.glob("*.flags"))]
+    raise ValueError(
+        f"--flagfile ({given}) is neither a file nor a documented experiment: {', '.join(known)}."
+        f"{nearest(path.name.removesuffix('.flags'), known)}"
+    )
 
 
 def define_fields(config: type, names: Collection[str] = ()) -> None:
@@ -122,6 +161,7 @@ def define_fields(config: type, names: Collection[str] = ()) -> None:
         text = re.sub(r"`(\w+)`", r"--\1", fields.help_of(config, field))
         if says.kind == "choice":
             flags.DEFINE_enum(field.name, default, says.words, text)
+            flags.FLAGS[field.name].parser = _Choice(says.words, says.refused)
             continue
         flags.DEFINE(
             _OrWord(_PARSERS[says.kind](), says.words), field.name, default, text,
@@ -142,6 +182,17 @@ class _OrWord(flags.ArgumentParser):
         except (TypeError, ValueError) as error:
             forms = [self.syntactic_help or "true or false", *self._words]
             raise ValueError(f"it must be {', or '.join(forms)}") from error
+
+
+class _Choice(flags.EnumParser):
+    """Parses one of `words`, and leaves `refused` words to the configuration."""
+
+    def __init__(self, words: Sequence[str], refused: Collection[str]) -> None:
+        super().__init__(words)
+        self._refused = refused
+
+    def parse(self, argument: str) -> str:
+        return argument if argument in self._refused else str(super().parse(argument))
 
 
 class _AsWritten(flags.ArgumentSerializer):

@@ -9,6 +9,7 @@ from towers.app import fields
 from towers.app.class_weight import as_text
 from towers.app.fields import Role, choice, count, fraction, number, switch, text, value_error
 from towers.machine import choices
+from towers.machine.argument_names import unknown_argument
 
 # Larger numbers would lead to computations that never end or cannot start.
 _MOST_DEVICES, _MOST_TOWERS = 1024, 65_536
@@ -31,6 +32,36 @@ def step_epochs(schedule: str) -> list[int]:
             "ascending order, after which the learning rate is a tenth"
         )
     return epochs
+
+
+def _stages_as_text(value: Any) -> Any:
+    """Returns "a,b" for the layer names ["a", "b"]; other values stay."""
+    are_names = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
+    if are_names and any("," in each for each in value):
+        raise value_error("stages", value, "a list of layer names without commas")
+    return ",".join(value) if are_names else value
+
+
+def _size_as_text(value: Any) -> Any:
+    """Returns "224x224" for (224, 224); other values stay."""
+    are_sizes = isinstance(value, list | tuple) and all(type(each) is int for each in value)
+    return "x".join(map(str, value)) if are_sizes else value
+
+
+def _schedule_as_text(value: Any) -> Any:
+    """Returns "step:30,60" for {"step": [30, 60]}; other values stay."""
+    if isinstance(value, dict) and list(value) == ["step"]:
+        epochs = value["step"]
+        are_epochs = isinstance(epochs, list | tuple) and all(type(each) is int for each in epochs)
+        return f"step:{','.join(map(str, epochs))}" if are_epochs else value
+    return value
+
+
+# Flags are texts; in Python, the same fields also take lists and dicts.
+_AS_TEXT = {
+    "class_weight": as_text, "image_size": _size_as_text, "schedule": _schedule_as_text,
+    "stages": _stages_as_text,
+}
 
 
 def _check_image_size(name: str, value: str) -> None:
@@ -95,11 +126,11 @@ class TrainConfig:
         "takes GPUs if there are any.", _ON_THE_MACHINE | Role.BEGINNING)
     variable_device: str = choice("cpu", ("cpu", "gpu"), "The device that holds and updates the "
         "parameters, /cpu:0 or /gpu:0. The CPU is equally near to all GPUs.")
-    strategy: str = choice("parameter_server", (*choices.STRATEGIES, choices.ASYNC), "The place of "
-        "the parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
+    strategy: str = choice("parameter_server", choices.STRATEGIES, "The place of the "
+        "parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
         "copy of them and of the optimizer's state on each GPU. sharded holds a copy of them, and "
         "divides the update and the optimizer's state among the GPUs. Both give the results of "
-        "`variable_device`=gpu. async is an error.", Role.FREE)
+        "`variable_device`=gpu.", Role.FREE, refused={choices.ASYNC: choices.ASYNC_REFUSED})
     gpus_per_tower: int = count(1, "The number of GPUs that share the layers of each tower, in as "
         "many stages, for a model that does not fit into one GPU. With `accumulate`=8, 8 towers "
         "use them in a pipeline. Default: 1, a GPU holds all layers.", Role.FREE | Role.BEGINNING,
@@ -187,7 +218,8 @@ class TrainConfig:
         "end of each epoch is saved, too. Default: at least one checkpoint every 10 minutes.",
         _ON_THE_MACHINE)
     monitor: str | None = text(None, "The column of results.csv that decides which epoch is the "
-        "best; best.keras holds its model. Default: val_accuracy, or val_loss if there is none.")
+        "best; best.keras holds its model. Among equal values, the lowest val_loss is the best. "
+        "Default: val_accuracy, or val_loss if there is none.")
     monitor_mode: str = choice(AUTO, (AUTO, "min", "max"), "Whether the lowest or the highest "
         "`monitor` is the best. auto uses what Keras knows of the metric.")
     callbacks: str | None = text(None, "A function package.module:function that returns a list of "
@@ -220,13 +252,18 @@ class TrainConfig:
 
     def __new__(cls, **given: Any) -> "TrainConfig":
         """Records the names of the given fields: a default that is given counts as a choice."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in given:
+            if name not in known:
+                raise unknown_argument(cls.__name__, name, known)
         config = super().__new__(cls)
         object.__setattr__(config, "named", frozenset(given))
         return config
 
     def __post_init__(self) -> None:
         """Raises ValueError for values that make no sense or contradict each other."""
-        object.__setattr__(self, "class_weight", as_text(self.class_weight))
+        for name, as_flag in _AS_TEXT.items():
+            object.__setattr__(self, name, as_flag(getattr(self, name)))
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if value is not None or field.default is not None:
@@ -242,8 +279,6 @@ class TrainConfig:
                 f"logical_gpus ({self.logical_gpus}) divides GPUs, and device=cpu uses none: give "
                 "only one of them."
             )
-        if self.strategy == choices.ASYNC:
-            raise ValueError(choices.ASYNC_REFUSED)
 
     def global_batch_size(self, num_devices: int) -> int:
         """Returns the number of examples in one update if `num_devices` devices run towers."""

@@ -9,7 +9,7 @@ import os
 import re
 import reprlib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from towers.machine import places
@@ -37,6 +37,7 @@ class Declared:
     roles: Role
     check: Callable[[str, Any], Any]  # (name, value) -> the value to store, or ValueError
     words: tuple[str, ...] = ()  # all values of a choice; else the word that is allowed as well
+    refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # a choice -> its error
 
 
 def declared(field: dataclasses.Field) -> Declared:
@@ -107,10 +108,24 @@ def fraction(default: float | None, help: str, roles: Role = Role.NONE) -> Any:
     )
 
 
-def choice(default: str | None, choices: Sequence[str], help: str, roles: Role = Role.NONE) -> Any:
-    """Declares a field for one of the words in `choices`."""
-    wanted = f"one of {', '.join(choices)}"
-    return _field("choice", default, help, roles, wanted, lambda value: False, *choices)
+def choice(
+    default: str | None, choices: Sequence[str], help: str, roles: Role = Role.NONE, *,
+    refused: Mapping[str, str] | None = None,
+) -> Any:
+    """Declares a field for one of the words in `choices`.
+
+    refused: for each word that users try although it is no choice, the error that explains why.
+    """
+    def check(name: str, value: Any) -> Any:
+        if isinstance(value, str) and value in errors:
+            raise ValueError(errors[value])
+        if not (isinstance(value, str) and value in choices):
+            raise value_error(name, value, f"one of {', '.join(choices)}")
+        return value
+
+    errors = dict(refused or {})
+    says = Declared("choice", help, roles, check, tuple(choices), errors)
+    return dataclasses.field(default=default, metadata={"declared": says})
 
 
 def switch(
@@ -141,7 +156,7 @@ def _field(
 ) -> Any:
     """Declares a field for values for which `is_right` returns True, and for `words`."""
     known = tuple(word for word in words if word is not None)
-    or_word = f", or {known[0]}" if known and kind != "choice" else ""
+    or_word = f", or {known[0]}" if known else ""
 
     def check(name: str, value: Any) -> Any:
         if not (isinstance(value, str) and value in known or is_right(value)):

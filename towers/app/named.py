@@ -1,6 +1,5 @@
 """Imports what `package.module:function` names, and explains unknown names."""
 
-import difflib
 import importlib
 import os
 import sys
@@ -9,6 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from towers.machine.user_lines import line_of_error
+from towers.machine.words import nearest
 
 
 def import_function(spec: str, argument: str) -> Callable[..., Any]:
@@ -21,7 +21,7 @@ def import_function(spec: str, argument: str) -> Callable[..., Any]:
         raise ValueError(
             f"{argument} ({spec!r}): module {module_name} "
             f"({getattr(module, '__file__', None) or 'built in'}) has no function "
-            f"{function_name!r}.{_nearest(function_name, functions)}"
+            f"{function_name!r}.{nearest(function_name, functions)}"
         )
     return function  # type: ignore[no-any-return]
 
@@ -49,7 +49,7 @@ def unknown_name(name: object, argument: str, names: Sequence[str]) -> ValueErro
     """Returns the error for an unknown name; it lists the built-in `names` and the nearest one."""
     return ValueError(
         f"{argument} ({name!r}) must be one of {', '.join(names)}, or package.module:function."
-        f"{_nearest(str(name), names)}"
+        f"{nearest(str(name), names)}"
     )
 
 
@@ -57,8 +57,3 @@ def one_line(error: BaseException) -> str:
     """Returns an exception's type, message and line in user code, without a final full stop."""
     text, line = f"{type(error).__name__}: {' '.join(str(error).split())}", line_of_error(error)
     return text.rstrip(".: ") + (f" ({line})" if line else "")
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    matches = difflib.get_close_matches(name.lower(), names, n=1)
-    return f" Did you mean {matches[0]!r}?" if matches else ""

@@ -27,6 +27,7 @@ from towers.app.training.failures import failures_explained
 from towers.app.training.loaded import load_newest
 from towers.app.training.task import UserObjects, is_python, load_callbacks
 from towers.machine import environment, hang, places, signals
+from towers.machine.argument_names import names_checked
 from towers.machine.devices import placement
 from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
@@ -38,8 +39,10 @@ from towers.resume.snapshot import compared
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 from towers.workers import watch, workers
+from towers.workers.written_files import check_writers
 
 
+@names_checked
 def train(
     config: TrainConfig,
     callbacks: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None = None,
@@ -127,6 +130,7 @@ def _run(
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers
+    check_writers(cluster, callbacks)
     unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else ""
     data = several_workers.check_same(run)
     verification = None

@@ -4,7 +4,6 @@ The calls are replaced in the whole process, but they differ only in the thread 
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -19,7 +18,8 @@ from towers.graph.rows import Rows
 from towers.machine.keras_internals import optimized_variables
 from towers.machine.replaced import ONE_AT_A_TIME, replaced
 from towers.machine.loss_internals import compiled_metrics
-from towers.machine.user_lines import current_line
+from towers.machine.user_lines import current_line, warn_user
+from towers.step.checks import check_loss_scale
 from towers.step.gathering import GATHERER, gathered_by
 from towers.step.lookups import join_lookups, separate_lookups
 from towers.step.loss_kinds import loss_reduction, overrides_call
@@ -187,6 +187,7 @@ class Patches:
             return
         if not optimizer.built:
             with scope.left():
+                check_loss_scale(optimizer)
                 optimizer.build(trainable_variables)
         if scope.is_unready:
             return
@@ -252,12 +253,11 @@ class Patches:
         if not self._scope.is_unready and self._needs_all_rows(original, loss, given):
             gathered = self._gathered(given)
             if gathered is None:
-                warnings.warn(
+                warn_user(
                     f"{current_line()}: loss {loss.name!r} is neither a mean nor a sum over the "
                     "examples, and each tower has only its shard's rows. Call it outside of "
                     "tf.function, tf.cond and loops, on one row for each example or on "
                     "towers.gather(rows).",
-                    stacklevel=2,
                 )
             given = gathered or given
         return original(loss, *given)

@@ -8,7 +8,6 @@ The functions that a graph calls (branches, loops, a `tf.function`) are changed,
 names, because a function's name stands for one definition in the whole process.
 """
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,7 +15,7 @@ import tensorflow as tf
 
 from towers.graph.walk import replace_tensors
 from towers.machine.tensorflow_internals import read_instead
-from towers.machine.user_lines import line_of
+from towers.machine.user_lines import line_of, warn_user
 
 _SUMS = ("AddN", "AccumulateNV2")
 # TensorFlow 2.21: of 45 CPU kernels, only these gave other bits in 40 concurrent calls.
@@ -51,12 +50,11 @@ def warn_of_unordered_sums(graph: tf.Graph) -> None:
     """Warns of operations whose threads add to one sum in an arbitrary order."""
     for operation in graph.get_operations():
         if operation.type in _UNORDERED:
-            warnings.warn(
+            warn_user(
                 f"{line_of(operation)}: the gradient of tf.image.crop_and_resize adds in the order "
                 "of its threads: its last bits differ from step to step. Take crops in the data "
                 "pipeline, or give each operation one thread: python train.py --cpu_threads=1, or "
                 "tf.config.threading.set_intra_op_parallelism_threads(1).",
-                stacklevel=2,
             )
 
 

@@ -13,7 +13,6 @@ facts of its variables stay the same. In a loop over the rows, what a round read
     tf.scan(lambda total, row: total + row, x)         a row's value reaches the next: a fault
 """
 
-import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine.tensorflow_internals import called_graphs
-from towers.machine.user_lines import line_of
+from towers.machine.user_lines import line_of, warn_user
 from towers.graph.elements import is_number, row_by_row
 from towers.graph.facts import (
     CARRIES, COUNT, ONE_LENGTH, ROWS, SHARED, UNEVEN, Fact, Fault, Op, first_fault,
@@ -88,7 +87,7 @@ class Rows:
     def warn(self) -> list[str]:
         """Warns of all faults that `check` has recorded, and returns the messages."""
         for message in self._found.values():
-            warnings.warn(message, stacklevel=2)
+            warn_user(message)
         return [*self._found.values()]
 
     def fact(self, tensor: tf.Tensor) -> Fact:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.machine.argument_names import names_checked
 from towers.machine.words import plural
 
 HOST = "/cpu:0"  # its memory holds the global batches
@@ -23,6 +24,7 @@ def has_gpus() -> bool:
     return bool(tf.config.list_physical_devices("GPU"))
 
 
+@names_checked
 def tower_devices(num_gpus: int | None = None, device: str = "auto") -> list[str]:
     """Returns the devices that towers run on, in order, such as ["/gpu:0", "/gpu:1"].
 
@@ -47,6 +49,16 @@ def device_names(kind: str) -> list[str]:
     """Returns the logical devices of a kind ("gpu" or "cpu"), such as ["/cpu:0", "/cpu:1"]."""
     count = len(tf.config.list_logical_devices(kind.upper()))
     return [f"/{kind}:{index}" for index in range(count)]
+
+
+def device_list(devices: Sequence[str] | None) -> list[str]:
+    """Returns the names in `devices`, or all devices for None; raises ValueError for a count."""
+    if devices is None:
+        return tower_devices()
+    if isinstance(devices, str | int):
+        count = f"towers.tower_devices({devices})" if isinstance(devices, int) else f"[{devices!r}]"
+        raise ValueError(f"devices ({devices!r}) must be a list of names; use devices={count}.")
+    return list(devices)
 
 
 def check_devices(devices: Sequence[str]) -> None:

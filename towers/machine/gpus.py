@@ -2,7 +2,6 @@
 
 import operator
 import os
-import warnings
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,6 +11,7 @@ from towers.machine.devices import (
     count_cores, device_kind, device_names, has_started, is_gpu, too_many,
 )
 from towers.machine.logical import is_undivided, logical_cpus
+from towers.machine.user_lines import warn_user
 from towers.machine.words import counted
 from towers.workers.workers import join_workers
 
@@ -68,10 +68,9 @@ def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
     if others and used[-1] < len(visible) and not shown and not is_divided:
         if has_started():
             names = ", ".join(f"/gpu:{i}" for i in others)
-            warnings.warn(
+            warn_user(
                 f"TensorFlow has started, and keeps the memory of {names}, which nothing here "
                 f"uses. CUDA_VISIBLE_DEVICES={','.join(map(str, used))} leaves it to others.",
-                stacklevel=4,
             )
         else:
             tf.config.set_visible_devices([visible[i] for i in used], "GPU")

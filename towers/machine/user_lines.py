@@ -1,7 +1,8 @@
-"""Finds the line of the user's code that is running, for messages such as "gan.py:31"."""
+"""Finds the line of the user's code that is running, for warnings and messages ("gan.py:31")."""
 
 import sysconfig
 import traceback
+import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
@@ -20,6 +21,26 @@ _OPS = Path(_folder("tensorflow"), "python", "ops")
 _CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # these also call the user's code
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _UNKNOWN = "a line that is not known"
+
+
+class TowersWarning(UserWarning):
+    """Tells the warnings of towers from others: their file is the user's, too."""
+
+
+def warn_user(message: str) -> None:
+    """Warns at the innermost line of the user's code, which may be far from its caller."""
+    frames = [frame for frame, _ in traceback.walk_stack(None)
+              if not _is_a_librarys(frame.f_code.co_filename)]
+    # A tracker's wrapper of `fit` is not the user's code, unless there is no other.
+    own = [frame for frame in frames if "site-packages" not in frame.f_code.co_filename] or frames
+    if not own:  # such as in a thread
+        warnings.warn(message, TowersWarning, stacklevel=2)
+        return
+    values = own[0].f_globals
+    warnings.warn_explicit(
+        message, TowersWarning, own[0].f_code.co_filename, own[0].f_lineno,
+        module=values.get("__name__"), registry=values.setdefault("__warningregistry__", {}),
+    )
 
 
 def current_line() -> str:

@@ -4,13 +4,13 @@
               refresh: ^                          refresh: ^               refresh: ^
 """
 
-import warnings
 from collections.abc import Callable, Sequence
 from functools import partialmethod
 from typing import Any
 
 import keras
 
+from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import Towers
 from towers.resume.resumed_fit import fit_arguments
 from towers.step.strategies import ParameterServer
@@ -29,11 +29,11 @@ def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
         if not str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
     ]
     if found and strategy.num_copies:
-        warnings.warn(
+        warn_user(
             f"strategy=mirrored or sharded: {', '.join(dict.fromkeys(found))} may assign to "
             f"parameters between steps, so that {strategy.num_bytes / 1e6:.1f} MB are copied to "
             f"each of {strategy.num_copies} devices before every step. Use a callback without "
-            "hooks of batches, or strategy=parameter_server.", stacklevel=2,
+            "hooks of batches, or strategy=parameter_server.",
         )
     return not found
 

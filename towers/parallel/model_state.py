@@ -1,7 +1,6 @@
 """Holds the state of a parallel model: its towers, its steps, and layers that are not built yet."""
 
 import threading
-import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,6 +12,7 @@ import tensorflow as tf
 from towers.custom_step import CustomStep
 from towers.divide.divided_step import DividedStep, is_switched_on
 from towers.machine.keras_internals import all_layers
+from towers.machine.user_lines import warn_user
 from towers.step import TowerStep, state as state_lib
 from towers.step.compiled import COMPILED, losses
 from towers.step.errors import NewestBatch
@@ -72,9 +72,9 @@ def parameter_device_of(model: keras.Model) -> str:
 def forget_functions(model: keras.Model) -> None:
     """Drops the functions and steps of an earlier `compile`, and turns run_eagerly off."""
     if model.run_eagerly:
-        warnings.warn(
+        warn_user(
             f"run_eagerly=True has no effect on parallel model {model.name!r}: towers are "
-            "graphs. Debug the model itself, on one device.", stacklevel=3,
+            "graphs. Debug the model itself, on one device.",
         )
     model.run_eagerly = False
     model.train_function = model.test_function = model.predict_function = None

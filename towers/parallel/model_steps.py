@@ -10,7 +10,6 @@ one more thread:  [ batch 2: to devices  ]   [ batch 3: to devices  ] ...
 
 import functools
 import itertools
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,6 +18,7 @@ import tensorflow as tf
 
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.machine import hang
+from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import build, custom_step_of, drop_iterator, step_of, towers_of
 from towers.step import TowerStep
 from towers.step.checks import check_arrays, readable
@@ -172,7 +172,7 @@ def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
     _make_variables(model, "train", [specs])
     own = custom_step_of(model, "train")
     if (own or step_of(model, "train", specs)).has_unsaved_noise:
-        warnings.warn(UNSAVED_NOISE, stacklevel=2)
+        warn_user(UNSAVED_NOISE)
     if own is not None:
         return own.variables
     step = step_of(model, "train", specs)

@@ -10,7 +10,6 @@
 
 import functools
 import types
-import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -18,10 +17,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.machine.argument_names import names_checked
 from towers.machine.choices import BATCH_NORM
 from towers.machine.devices import HOST, is_gpu, policy_of
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
+from towers.machine.user_lines import warn_user
 from towers.machine.words import plural
 from towers.parallel.fresh_copies import with_fresh_copies
 from towers.parallel.fit_options import HangTimeout, NoiseScale
@@ -35,8 +36,10 @@ from towers.step import checks
 from towers.step.compiled import COMPILED
 from towers.step.stages import check_groups, check_stages
 from towers.workers.workers import join_workers
+from towers.workers.written_files import check_writers
 
 
+@names_checked
 def make_parallel(
     model: keras.Model, gpus: Any = None, *, num_towers: int | None = None,
     batch_norm: str | None = None, strategy: str = "parameter_server", gpus_per_tower: int = 1,
@@ -96,7 +99,7 @@ def make_parallel(
     if gpus is None or len(devices) < num_devices:
         most, is_chosen = workers.most_towers(towers), (gpus, count) != (None, None)
         if shared := undivided_cpu(most, is_chosen):
-            warnings.warn(shared, stacklevel=2)
+            warn_user(shared)
     return parallel_on(
         model, devices, towers, gpus_per_tower=gpus_per_tower, stages=stages, **options
     )
@@ -155,10 +158,9 @@ def parallel_on(
         parallel.__dict__["build"] = build
     device = parameter_device_of(parallel)
     if not is_mirrored and is_gpu(device):
-        warnings.warn(
+        warn_user(
             f"the model's variables are on {device} and stay there: that device also averages and "
             "updates. Make the model under `with tf.device('/cpu:0'):` to have them on the CPU.",
-            stacklevel=3,
         )
     if is_parallel:
         towers.jit_compile = towers_of(model).jit_compile
@@ -189,6 +191,7 @@ class ParallelModel(keras.Model):
         if towers.strategy != "parameter_server":
             fit = with_fresh_copies(fit, towers)
         callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # 6th argument
+        check_writers(towers.workers, callbacks)
         resume, timeout = only_one(Resume, callbacks), only_one(HangTimeout, callbacks)
         noise_scale = only_one(NoiseScale, callbacks) is not None
         if noise_scale != towers.noise_scale:
@@ -270,10 +273,9 @@ class ParallelModel(keras.Model):
 
     def __reduce__(self) -> Any:
         """Pickles or copies the plain model."""
-        warnings.warn(
+        warn_user(
             f"a copy or a pickle of parallel model {self.name!r} is the plain model: its fit runs "
             "on one device. Call towers.make_parallel on it to train it on towers.",
-            stacklevel=2,
         )
         plain = object.__new__(self.__class__)
         plain.__dict__.update(vars(self))

@@ -9,7 +9,6 @@
 """
 
 import random
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 import keras
 
 from towers.machine import callback_internals, signals
+from towers.machine.user_lines import warn_user
 from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.resume import FitOption, Resume
@@ -74,7 +74,8 @@ def resumed_fit(
     steps_per_epoch, execution = arguments["steps_per_epoch"], model.steps_per_execution
     with ExitStack() as stack:
         mirror = stack.enter_context(remote_dir.mirrored(
-            str(resume.directory) if is_chief else None, _warn, is_new=False, argument="directory"
+            str(resume.directory) if is_chief else None, warn_user, is_new=False,
+            argument="directory",
         ))
         directory = mirror.copy if mirror else resume.directory
         if is_chief:
@@ -82,7 +83,7 @@ def resumed_fit(
         pending = stack.enter_context(signals.deferred())
         options = stack.enter_context(compared(vars(model)))
         checkpointer = Checkpointer(
-            directory, workers, _warn, every=resume.every, argument="directory", mirror=mirror
+            directory, workers, warn_user, every=resume.every, argument="directory", mirror=mirror
         )
         drawn = random.getrandbits(31)  # a resumed fit draws, too, for the same state of `random`
         seed, state = int(workers.broadcast(b"%d" % drawn)), TrainState()
@@ -91,7 +92,7 @@ def resumed_fit(
         saved = {} if found is None else found.checkpoint.state
         if found is not None:
             for line in found.damaged:
-                _warn(line)
+                warn_user(line)
             if _FIT not in saved:
                 raise ValueError(
                     f"directory ({resume.directory}) holds the checkpoints of a run of train.py. "
@@ -137,10 +138,6 @@ def resumed_fit(
             epochs=arguments["epochs"], steps=steps_per_epoch or data.num_batches,
         )
         return callbacks.fit(fit, arguments)
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, stacklevel=3)
 
 
 def _variables(

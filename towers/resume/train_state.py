@@ -17,14 +17,22 @@ class Monitor(NamedTuple):
     column: str = "val_accuracy"
     highest: bool = True
 
-    def score(self, value: float) -> float:
-        """Returns a number that is higher for a better epoch."""
-        return value if self.highest else -value
+    def score(self, logs: Mapping[str, float]) -> tuple[float, float] | None:
+        """Returns (score, -loss), higher for a better epoch; None if one is not finite.
 
-    def best_index(self, values: Sequence[float]) -> int | None:
-        """Returns the index of the first best finite value, or None if no value is finite."""
-        finite = [index for index, value in enumerate(values) if math.isfinite(value)]
-        return max(finite, key=lambda index: self.score(values[index]), default=None)
+        Accuracies are often equal, so the loss decides between them: val_loss with validation.
+        """
+        value = logs[self.column]
+        loss = logs.get("val_loss", logs.get("loss", 0.0))
+        return (value if self.highest else -value, -loss) if math.isfinite(value + loss) else None
+
+    def best_index(self, columns: Mapping[str, Sequence[float]]) -> int | None:
+        """Returns the index of the best epoch, the first of equal ones; None if there is none."""
+        used = [name for name in {self.column, "loss", "val_loss"} if name in columns]
+        epochs = zip(*(columns[name] for name in used), strict=False)
+        scores = [self.score(dict(zip(used, epoch, strict=True))) for epoch in epochs]
+        found = [(score, -index) for index, score in enumerate(scores) if score is not None]
+        return -max(found)[1] if found else None
 
 
 def find_monitor(
@@ -63,9 +71,10 @@ class TrainState:
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # of complete epochs
     results: list[list[Any]] = dataclasses.field(default_factory=list)  # rows of results.csv
     best: float | None = None  # the best epoch's monitored value, negated if lower is better
+    best_loss: float | None = None  # its val_loss, or loss; None in checkpoints of older versions
     best_step: int | None = None  # the number of updates when the best epoch ended
     best_saved: int | None = None  # the step whose weights best.keras holds
-    epochs_since_best: int = 0  # complete epochs after the best one
+    epochs_since_best: int = 0  # complete epochs without a better monitored value
     stopped: bool = False  # whether a callback has ended the run
     in_step: bool = False  # whether an update is under way, so variables may be inconsistent
 
@@ -95,17 +104,19 @@ class TrainState:
     def end_epoch(self, row: list[Any], logs: Mapping[str, float], monitor: Monitor) -> None:
         """Counts the epoch under way as complete, after its validation.
 
-        The first of equal epochs is the best. An epoch is never the best if its monitored value
-        is not finite, or its loss, which is val_loss with validation.
+        Among epochs of equal monitored values, the one with the lowest loss is the best, and then
+        the first. The loss is val_loss with validation. An epoch is never the best if one of the
+        two is not finite. A better loss alone does not postpone early stopping.
 
         row: the epoch's row of results.csv. logs: the means of the epoch by column.
         """
-        value = monitor.score(logs[monitor.column])
-        loss = logs["val_loss" if "val_loss" in logs else "loss"]
-        if math.isfinite(loss + value) and (self.best is None or value > self.best):
-            self.best, self.best_step, self.epochs_since_best = value, self.step, 0
-        else:
-            self.epochs_since_best += 1
+        self.epochs_since_best += 1
+        if (score := monitor.score(logs)) is not None:
+            if self.best is None or score[0] > self.best:
+                self.epochs_since_best = 0
+            known = -math.inf if self.best_loss is None else self.best_loss
+            if self.best is None or score > (self.best, -known):
+                (self.best, _), self.best_loss, self.best_step = score, -score[1], self.step
         self.results.append(row)
         self.epoch, self.epoch_step, self.logs = self.epoch + 1, 0, {}
         for name, value in logs.items():

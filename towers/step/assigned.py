@@ -21,14 +21,13 @@ graph shows which do.
 """
 
 import functools
-import warnings
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.machine.user_lines import current_line, is_of_keras, line_of
+from towers.machine.user_lines import current_line, is_of_keras, line_of, warn_user
 from towers.step.loss_kinds import ShardFacts
 from towers.step.raw_variables import read_as_they_are, variable_behind
 from towers.step.state import is_seed
@@ -202,9 +201,9 @@ def terms_of_new(
     if variable.aggregation == "mean" and value.dtype.is_floating:
         facts.rows.check(value, f"what is assigned to variable {variable.path!r}")
         return [], [facts.weighted(value)]
-    warnings.warn(
+    warn_user(
         _of_a_shard(variable, line) + "Tower 0's value is kept. Make the variable with "
-        'aggregation="mean" or "sum".' + _OR_GATHER, stacklevel=2,
+        'aggregation="mean" or "sum".' + _OR_GATHER,
     )
     return [value], []
 

@@ -9,7 +9,6 @@ unless the towers of a device take turns.
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any, TypeAlias
@@ -27,6 +26,7 @@ from towers.machine.devices import HOST, is_gpu
 from towers.machine.tensorflow_internals import (
     custom_gradients_forgotten, run_independently, without_xla,
 )
+from towers.machine.user_lines import warn_user
 from towers.step.averaging import Values
 from towers.step.stages import Stages, in_order
 from towers.step.structures import components, is_composite, packed
@@ -76,10 +76,10 @@ def trace_tower(
         warn_of_unordered_sums(function.graph)
         definition = function.graph.as_graph_def()
         if options.get("jit_compile") and draws_noise(definition):
-            warnings.warn(
+            warn_user(
                 "XLA does not compile the towers: a layer draws noise by tf.random, whose seeds it "
                 "would ignore. Draw it with keras.random and a keras.random.SeedGenerator of the "
-                "layer, or use jit_compile=False.", stacklevel=2,
+                "layer, or use jit_compile=False.",
             )
             return trace_tower(method, specs, {**options, "jit_compile": None}, meets=meets)
         inputs, flat, collectives = traced[-1]

@@ -231,3 +231,15 @@ def _named_parts(batch: Sequence[Any]) -> list[tuple[str, Any]]:
         for (first, *path), part in keras.tree.flatten_with_path(batch)
         if part is not None
     ]
+
+
+def check_loss_scale(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError for a loss scale that is infinite in Keras' float32 variable."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        scale = float(optimizer.initial_scale)
+        if not scale <= tf.float32.max:
+            raise ValueError(
+                f"LossScaleOptimizer(initial_scale={scale:g}): Keras keeps the scale in float32, "
+                "where it is infinite and no gradient is finite: nothing would be trained. Use at "
+                "most 2.0**127; the default is 2.0**15."
+            )

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine import loss_internals
+from towers.step.checks import check_loss_scale
 from towers.step.loss_kinds import ModelLoss
 from towers.step.metrics import BatchMetrics, call_compute_loss, make_metrics, overrides
 
@@ -35,6 +36,7 @@ def recipe_of(
         loss_weights = weights if loss_weights is None else loss_weights
         metrics = BatchMetrics(model, parameter_device) if metrics is None else metrics
     optimizer = keras.optimizers.get(model.optimizer if "optimizer" in missing else optimizer)
+    check_loss_scale(optimizer)
     if not optimizer.built:  # LossScaleOptimizer would make its own variables twice
         with tf.device(parameter_device):
             optimizer.build(model.trainable_variables)

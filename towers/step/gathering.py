@@ -9,7 +9,6 @@ Collective operations are as fast, but need a device for each tower and add in n
 """
 
 import functools
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -19,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers, moments_replaced
+from towers.machine.user_lines import warn_user
 from towers.step.structures import as_tensor
 
 # The function that `gather` calls in this thread; None if it returns its argument.
@@ -87,11 +87,10 @@ def warn_of_averages(statistics: Iterable[keras.Variable]) -> None:
     names = list(dict.fromkeys(v.path.rpartition("/")[0] for v in statistics))
     if names:
         more = f" and {len(names) - 1} more" if names[1:] else ""
-        warnings.warn(
+        warn_user(
             f"BatchNormalization ({names[0]}{more}) uses the mean and variance of each tower's own "
             "examples, so results differ from one device. Pass batch_norm=\"synchronized\" for the "
             "whole batch's mean and variance, or batch_norm=\"average\" to drop this warning.",
-            stacklevel=2,
         )
 
 

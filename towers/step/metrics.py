@@ -12,7 +12,7 @@ from towers.machine import loss_internals
 from towers.machine.loss_internals import loss_tracker
 from towers.machine.tensorflow_internals import SCRATCH_GRAPH
 from towers.step.sharding import batch_size
-from towers.step.structures import one_row
+from towers.step.structures import map_tensors, one_row
 
 
 class BatchMetrics:
@@ -65,6 +65,8 @@ class BatchMetrics:
         model, row = self.model, one_row((x, y, predictions, sample_weight))
         tracks = tracks_outputs(model, predictions)
         with tf.device(self._device), SCRATCH_GRAPH("metrics").as_default():
+            # As tensors of the graph: TensorFlow checks no type of a tensor from outside of it.
+            row = map_tensors(tf.identity, row)
             if tracks:
                 loss_internals.track_output_losses(model, *row[1:])
             logs = model.compute_metrics(*row[:3], sample_weight=row[3])

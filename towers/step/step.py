@@ -12,7 +12,6 @@
 """
 
 import functools
-import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +19,11 @@ import keras
 import tensorflow as tf
 
 from towers.machine import choices, devices as devices_lib
+from towers.machine.argument_names import names_checked
 from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
 from towers.machine.loss_internals import marked
+from towers.machine.user_lines import warn_user
 from towers.step import checks, sharding, state as state_lib, structures
 from towers.step.assigned import assign_merged
 from towers.step.averaging import Tree, Values, add_tree
@@ -58,6 +59,7 @@ class Computed(NamedTuple):
 class Step:
     """Updates the V parameters that were trainable at first, within a tf.function of the caller."""
 
+    @names_checked
     def __init__(
         self, model: keras.Model, optimizer: Any = COMPILED, loss: Any = COMPILED, *,
         loss_weights: Any = None, metrics: Any = None, devices: Sequence[str] | None = None,
@@ -117,7 +119,7 @@ class Step:
         checks.check_model(model)
         checks.check_choice("batch_norm", batch_norm or "average", choices.BATCH_NORM)
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
-        self.devices = list(devices_lib.tower_devices() if devices is None else devices)
+        self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
         self.stages = make_stages(
             model, self.devices, gpus_per_tower, stages, strategy=strategy, batch_norm=batch_norm,
@@ -141,7 +143,7 @@ class Step:
         self.own_rows = find_rows if own_rows else None  # N -> bool [N]
         self.tower_devices = devices_lib.place_towers(len(self.local_towers), firsts)
         if devices is None and (shared := undivided_cpu(len(self.local_towers), is_chosen)):
-            warnings.warn(shared, stacklevel=2)
+            warn_user(shared)
         self.policy = policy_of(self.devices) if policy is None else policy
         devices_lib.set_graph_optimizer(self.policy.optimize_graphs)
         self.parameter_device = state_lib.variables_device(model)
@@ -158,9 +160,9 @@ class Step:
         self.uses_xla = uses_xla(model, self.devices, jit_compile, num_towers, loss, batch_norm)
         if self.stages and self.uses_xla:
             self.uses_xla = False
-            warnings.warn(
+            warn_user(
                 "gpus_per_tower: XLA compiles this model only without stages, which changes the "
-                "bits. If they must be equal, use jit_compile=False for both.", stacklevel=3,
+                "bits. If they must be equal, use jit_compile=False for both.",
             )
         self.full_batch = FullBatch(batch_size)
         self.strategy = make_strategy(

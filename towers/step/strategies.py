@@ -18,7 +18,6 @@ layers are in stages, the parameter server sends each device only its stage's pa
 
 import itertools
 import math
-import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -30,6 +29,7 @@ from towers.graph.merged import merge_repeats
 from towers.machine.devices import HOST, Policy, short_name
 from towers.machine.keras_internals import slices_updated, stored_in
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.machine.user_lines import warn_user
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.checks import check_strategy
 from towers.step.exchange import Exchange
@@ -372,9 +372,9 @@ def make_strategy(
     if name == "sharded":
         check_elementwise(optimizer)
     if name != "parameter_server" and policy.shares_memory:
-        warnings.warn(
+        warn_user(
             f"strategy={name}: these devices share one memory: the parameters stay where they "
-            "are, and no copies are made.", stacklevel=3,
+            "are, and no copies are made.",
         )
     server = optimizer, parameters, parameter_device, policy, exchange
     if stages is not None:

@@ -1,7 +1,6 @@
 """Provides TowerStep, which traces the update of step.py and keeps running metrics."""
 
 import functools
-import warnings
 from typing import Any
 
 import keras
@@ -10,6 +9,7 @@ import tensorflow as tf
 from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.machine.keras_internals import all_layers
+from towers.machine.user_lines import warn_user
 from towers.step.averaging import Values
 from towers.step.checks import check_arrays, check_placed, check_rows
 from towers.step.errors import first_error, nonfinite_error, run_in_turn
@@ -143,9 +143,9 @@ class TowerStep(Step):
         flags = [each.trainable for each in self._flagged]  # 0.2 ms for ResNet50
         if tower == "train" and flags != self._flags:
             self._flags = flags
-            warnings.warn(
+            warn_user(
                 "`trainable` has changed since the step was made, without effect; make a new step, "
-                "or compile a parallel model again.", stacklevel=3,
+                "or compile a parallel model again.",
             )
         key, phase = f"{name} {is_measured} {specs} {placed is None}", f"a {name} step"
         if key not in self._functions:

@@ -36,8 +36,8 @@ def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():
     (GOOD[0], GOOD[1][:2], "3 examples, but 2 labels"),
     (GOOD[0][:0], GOOD[1][:0], "no examples"),
     (GOOD[0], GOOD[1].astype(float), "labels are float64"),
-    (GOOD[0], np.array([0, -1, 0]), "label -1 of example 1"),
-    (GOOD[0], np.array([0, 0, 2**40]), "of example 2 is out of range"),
+    (GOOD[0], np.array([0, -1, 0]), "label -1 of example 1 is out of range; number the classes 0,"),
+    (GOOD[0], np.array([0, 0, 2**40]), "of example 2 is out of range; number the classes 0, 1"),
     (GOOD[0], np.eye(3, dtype=int), "argmax"),
     (GOOD[1], GOOD[1], "x has shape (3,)"),
     (np.zeros((3, 0)), GOOD[1], "x has shape (3, 0)"),
@@ -45,6 +45,7 @@ def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():
     (np.array([[None]] * 3), GOOD[1], "x has dtype object"),
     ([[1], [2, 3], [4]], GOOD[1], "x (list) is no array"),
     (np.full((3, 2), 1e300), GOOD[1], "example 0 holds inf"),
+    (GOOD[0] * 1j, GOOD[1], "x has dtype complex64, but must hold real numbers: give both parts"),
 ])
 @pytest.mark.parametrize("place", [0, 1])
 def test_arrays_that_are_no_classes_are_an_error_that_names_the_split(x, y, words, place):
@@ -92,6 +93,7 @@ def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
 @pytest.mark.parametrize(("value", "message"), [
     (({"a": A}, A[:3]), r"parts differ in length: x\['a'\] 4, y 3 examples"),
     (A[:0], "no examples; give at least one"),
+    (({"a": A * 1j}, A), r"x\['a'\] has dtype complex128.*give both parts"),
     (({"a": np.array(["x"] * 4)}, A), r"x\['a'\] has dtype <U1.*TextVectorization"),
     ((A, [[1], [1, 2], [3], [4]]), r"y \(list\) is no array .*: pad its rows .* tf.Ragged"),
     ((A, 3.0), "y is one number, but must be"),

@@ -87,6 +87,26 @@ def test_folders_below_a_class_are_its_images_in_the_order_of_keras(tmp_path, mo
     assert dataset.test_names == ["val/cat/1.png", "val/dog/new/1.png"]
 
 
+@pytest.mark.parametrize("part", ["", "train"])
+def test_class_folders_may_be_links_as_in_keras(tmp_path, part):
+    for index in range(20):
+        write(tmp_path / "store" / f"{'ab'[index % 2]}" / "new" / f"{index}.png", index)
+    top, test = tmp_path / "data" / part, tmp_path / "data" / "val"
+    for name in "ab":
+        for folder in (top, test)[:2 if part else 1]:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / name).symlink_to(tmp_path / "store" / name)
+    (tmp_path / "store" / "a" / "loop").symlink_to(tmp_path / "store")
+    found = keras.utils.image_dataset_from_directory(
+        top, image_size=(4, 5), shuffle=False, verbose=False
+    ).file_paths
+    dataset = load(tmp_path / "data")
+    assert len(found) == 20 and dataset.class_names == ["a", "b"]
+    x = np.concatenate([dataset.train[0]] + ([] if part else [dataset.test[0]]))
+    assert sorted(x[:, 0, 0, 0] * 255) == pytest.approx(range(20))
+    assert f"not used: links to folders ({2 if part else 1})." in dataset.warnings[-1]
+
+
 def test_files_that_are_not_used_are_counted_by_their_suffixes(folder):
     below = folder / "train" / "a"
     for name in ("a.heic", "b.HEIC", "c.txt", "README", ".hidden.png"):

@@ -339,6 +339,17 @@ def test_the_longest_part_is_named_with_what_to_change(step, seconds, words, tmp
     assert [word for word in words if word not in text] == [], text
 
 
+@pytest.mark.parametrize(("noise", "shown"), [
+    (0.0, ["waiting for input      <1.00    <1%", "update                 20.00    20%"]),
+    (0.03, ["waiting for input     <30.00   <30%", "update                <30.00   <30%"]),
+])
+def test_a_part_below_the_noise_is_shown_as_less_than_it_and_never_as_0(noise, shown, tmp_path):
+    found = Profile(8, 0.1, 0.01, 0.1, {8: 0.08}, noise)
+    lines = profile.report(found, CPUS, tmp_path)
+    assert [line.partition("  =")[0] for line in (lines[1], lines[3])] == shown
+    assert lines[2].startswith("gradients              80.00    80%  ===")
+
+
 def test_a_run_is_measured_and_left_as_it_was(run, tmp_path):
     stream = io.StringIO()
     before = [v.numpy() for v in run.step.model.variables]

@@ -15,6 +15,7 @@ from towers.app.config import TrainConfig
 from towers.app.reporting import progress, report
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
+from towers.machine.user_lines import warn_user
 from towers.resume.checkpointer import Found
 from towers.resume.checkpoints import Checkpoint
 from towers.resume.train_state import Monitor, TrainState
@@ -151,7 +152,7 @@ def test_warnings_of_towers_are_lines_and_those_of_libraries_stay_where_they_are
     with warnings.catch_warnings(record=True) as others:
         warnings.simplefilter("always")
         with Report(stream).show_warnings():
-            warnings.warn_explicit("try verbosity=1", UserWarning, report.__file__, 1)
+            warn_user("try verbosity=1")
             warnings.warn_explicit("old", DeprecationWarning, report.__file__, 1)
             warnings.warn("of a library", stacklevel=1)
     assert stream.getvalue() == "Warning   try --verbosity=1\n"

@@ -30,7 +30,7 @@ def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool)
         spec = _specs(x)
         with np.errstate(over="ignore"):  # the infinity is found by check_arrays
             x = divided(x, divided_parts(spec)).astype(np.float32, copy=False)
-        check_arrays(x, y, num_classes or 2**31 - 1, where)  # the largest int32
+        check_arrays(x, y, num_classes, where)
         specs = spec, tf.TensorSpec((), tf.int32)
         return (x, y.astype(np.int32)), specs, num_classes or int(y.max()) + 1
     parts = keras.utils.unpack_x_y_sample_weight(_tuple_of(given))

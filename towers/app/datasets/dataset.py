@@ -16,6 +16,7 @@ import tensorflow as tf
 from towers.machine.words import counted
 from towers.resume.source import DataSource
 
+_MOST_CLASSES = 2**31 - 1  # labels are int32
 MEMORY_SHARE = 0.25  # data that take more are read while training runs
 GROUPS = Path("/proc/self/cgroup")  # the control groups of this process
 MOUNTED = Path("/sys/fs/cgroup")
@@ -83,9 +84,10 @@ class Dataset:
         return [] if any(self.restored) else list(self.divided)
 
 
-def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> None:
+def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int | None, where: str) -> None:
     """Raises ValueError unless x [N, ...] is finite, and y [N] integers in 0 ... num_classes - 1.
 
+    num_classes: None if the labels will tell it; they may then be any int32 from 0 on.
     where: the file or function that they come from, shown in errors.
     """
     if x.ndim < 2 or 0 in x.shape[1:]:
@@ -103,12 +105,14 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int, where: str) -> 
         raise ValueError(
             f"{where}: labels are {y.dtype}, but must be integers; use y.astype('int32')."
         )
-    wrong = (y < 0) | (y >= num_classes)
+    wrong = (y < 0) | (y >= (num_classes or _MOST_CLASSES))
     if wrong.any():
         index = int(wrong.argmax())
+        wanted = f"labels must lie in 0 to {num_classes and num_classes - 1}"
+        if num_classes is None:
+            wanted = "number the classes 0, 1, 2 and so on, and leave out examples without a class"
         raise ValueError(
-            f"{where}: label {y[index]} of example {index} is out of range; labels must lie in "
-            f"0 to {num_classes - 1}."
+            f"{where}: label {y[index]} of example {index} is out of range; {wanted}."
         )
     check_finite(x, where)
 

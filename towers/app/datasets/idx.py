@@ -10,12 +10,14 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.image_folder import SUFFIXES
 from towers.app.datasets.user import from_splits
 from towers.app.named import one_line
 
@@ -25,6 +27,7 @@ FILE_NAMES = tuple(
 # The limit for the values in a gzipped file, twice the largest of the MNIST family (EMNIST ByClass,
 # 547 MB). Deflate packs up to 1032:1, so that a small file could fill all memory.
 MAX_GZIP_BYTES, _DEFLATE_RATIO = 2**30, 1032
+_LOOKED_AT = 10_000  # names below a directory without IDX files; more would take seconds
 
 
 def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
@@ -32,7 +35,7 @@ def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
 
     x: float32 [N, height, width, 1] in [0, 1]. y: int32 [N] in 0 ... 9.
     """
-    paths = [_find(Path(data_dir), file_name) for file_name in FILE_NAMES]
+    paths = [_find(name, Path(data_dir), file_name) for file_name in FILE_NAMES]
     arrays = [read_idx(path) for path in paths]
     for path, array, rank in zip(paths, arrays, (3, 1, 3, 1), strict=True):
         if array.ndim != rank:
@@ -53,17 +56,38 @@ def of_ten_classes(name: str, splits: Any, where: Sequence[str] = ()) -> Dataset
     return replace(from_splits(name, train, test, num_classes=10, where=where), notes=())
 
 
-def _find(directory: Path, file_name: str) -> Path:
+def _find(name: str, directory: Path, file_name: str) -> Path:
+    """Returns the path of a file of the data set `name`, in one of its spellings."""
     spellings = [file_name, file_name.replace("-idx", ".idx")]
     candidates = [spelling + suffix for spelling in spellings for suffix in ("", ".gz")]
     for candidate in candidates:
         # Kaggle's archive also has directories of these names; reading a pipe would wait forever.
         if (directory / candidate).is_file():
             return directory / candidate
+    other = _other_data(directory)
+    if other is not None:  # the default data set is mnist, so a user may just have named none
+        raise ValueError(
+            f"data_dir ({directory}) holds no files of {name}, but {other[0]}. To train on them, "
+            f"give dataset={other[1]}."
+        )
     raise ValueError(
         f"data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
         f"there. It must be a directory that holds {', '.join(FILE_NAMES)}, gzipped or not."
     )
+
+
+def _other_data(path: Path) -> tuple[str, str] | None:
+    """Returns what a path without IDX files seems to hold, and the data set that reads it."""
+    if path.is_file():
+        return ("arrays", "npz") if path.suffix == ".npz" else None
+    found = chain(*(path.glob(pattern) for pattern in ("*", "*/*", "*/*/*")))
+    names = [each.name.lower() for each in islice(found, _LOOKED_AT)]
+    if any("-ubyte" in name for name in names):
+        return None
+    for kind in ("tfrecord", "array_record"):
+        if any(f".{kind}" in name for name in names):
+            return "records", kind
+    return ("images", "image_folder") if any(name.endswith(SUFFIXES) for name in names) else None
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -291,10 +292,15 @@ def _images(directory: Path, part: str, classes: list[str], left_out: Counter[st
     """Finds all images below `directory`/`part`/CLASS, in Keras' order; counts other files."""
     labels = {name: label for label, name in enumerate(classes)}
     found = []
-    for root, folders, files in os.walk(directory / part, onerror=_raise):
+    top = directory / part
+    # As in Keras, a class folder may be a link; a link below it is not followed, or it could loop.
+    linked = [top / name for name in classes if (top / name).is_symlink()]
+    tops = (top, *linked)
+    for root, folders, files in chain(*(os.walk(path, onerror=_raise) for path in tops)):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        left_out["links to folders"] += sum(os.path.islink(f"{root}/{name}") for name in folders)
-        name, _, below = os.path.relpath(root, directory / part).removeprefix(".").partition(os.sep)
+        links = {Path(root, name) for name in folders if os.path.islink(f"{root}/{name}")}
+        left_out["links to folders"] += len(links.difference(linked))
+        name, _, below = os.path.relpath(root, top).removeprefix(".").partition(os.sep)
         for file in (file for file in files if not file.startswith(".")):
             suffix = os.path.splitext(file)[1].lower()
             if suffix not in SUFFIXES:

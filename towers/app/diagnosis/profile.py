@@ -50,6 +50,7 @@ class Profile(NamedTuple):
     input: float  # reading and placing a batch, without a step
     step: float  # a training step on a batch that is already placed
     gradients: dict[int, float]  # by batch size: B // 2, B, and 2 * B if data and memory suffice
+    noise: float = 0.0  # by how much the measurements of one step differ; no part below it is known
 
     @property
     def parts(self) -> dict[str, float]:
@@ -125,8 +126,12 @@ def measure(
                 acts["whole"]()
         tf.test.experimental.sync_devices()
     found = {part: statistics.median(values) for part, values in seconds.items()}
+    noise = max(
+        statistics.median(abs(value - found[part]) for value in seconds[part])
+        for part in ("whole", "step", batch_size)
+    )
     whole, read, alone = (found.pop(part) for part in ("whole", "input", "step"))
-    return Profile(batch_size, whole, read, alone, found)
+    return Profile(batch_size, whole, read, alone, found, noise)
 
 
 def _seconds(act: Callable[[], Any]) -> float:
@@ -146,7 +151,11 @@ def report(profile: Profile, step: TowerStep, directory: Path) -> list[str]:
     lines = [f"{'part of a step':<20}      ms  share"]
     for part, seconds in profile.parts.items():
         bar = "=" * round(30 * seconds / whole)
-        lines.append(f"{part:<20}{1e3 * seconds:8.2f}   {seconds / whole:4.0%}  {bar}".rstrip())
+        # Parts are differences of measurements, so a part below their noise is unknown, not 0.
+        least = max(profile.noise, whole / 100, 1e-5)
+        sign, value = ("<", least) if seconds < least else ("", seconds)
+        time_shown, share = f"{sign}{1e3 * value:.2f}", f"{sign}{value / whole:.0%}"
+        lines.append(f"{part:<20}{time_shown:>8}   {share:>4}  {bar}".rstrip())
     rate = profile.batch_size / whole
     lines.append(f"{'whole step':<20}{1e3 * whole:8.2f}         {rate:,.0f} examples/s")
     lines.append(f"{'input without steps':<20}{1e3 * profile.input:8.2f}")

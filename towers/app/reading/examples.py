@@ -114,6 +114,11 @@ def real_array(value: Any, name: str) -> np.ndarray:
             f"{name} ({type(value).__name__}) is no array ({one_line(error)}): pad its rows to one "
             "length; data in memory may be a tf.RaggedTensor."
         ) from None
+    if array.dtype.kind == "c":
+        raise ValueError(
+            f"{name} has dtype {array.dtype}, but must hold real numbers: give both parts, such as "
+            "np.stack([x.real, x.imag], axis=-1), or np.abs(x)."
+        )
     if array.dtype.kind not in "biuf":
         raise ValueError(
             f"{name} has dtype {array.dtype}, but must hold real numbers; use .astype('float32'), "

@@ -49,7 +49,7 @@ def draw_curves(
         return
     from matplotlib.ticker import MaxNLocator
 
-    best = monitor.best_index(columns[monitor.column])
+    best = monitor.best_index(columns)
     validation = {f"val_{name}" for name in columns}
     names = [name for name in columns if name not in validation]
     with figure_file(path, 4.8 * len(names), 4.2, title) as figure:

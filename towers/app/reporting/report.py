@@ -21,6 +21,7 @@ from towers.app.training.build import Run
 from towers.app.training.task import is_python
 from towers.machine import hang, places
 from towers.machine.devices import placement
+from towers.machine.user_lines import TowersWarning
 from towers.machine.words import counted
 from towers.resume.checkpointer import Found
 from towers.resume.run_dir import BEST, FINAL
@@ -31,7 +32,6 @@ from towers.workers.cluster import Cluster
 
 _SECONDS_BETWEEN_REFRESHES = 0.5  # each refresh reads the loss back from the device
 _SECONDS_BETWEEN_LINES = 10.0
-_PACKAGE = str(Path(__file__).parents[2])
 
 
 class Report:
@@ -87,7 +87,7 @@ class Report:
         before = warnings.showwarning
 
         def show(message: Any, category: type[Warning], filename: str, *rest: Any) -> None:
-            if filename.startswith(_PACKAGE) and issubclass(category, UserWarning):
+            if issubclass(category, TowersWarning):
                 self.warn(as_flags(str(message)))
             else:
                 before(message, category, filename, *rest)
@@ -209,7 +209,7 @@ def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
     """Prints that the run is already complete, and its best epoch."""
     done = amount(train_state.step, run.steps_an_epoch)
     early = ", stopped early" if train_state.is_stopped(run.config.early_stopping) else ""
-    best = _best_value(train_state.history.get(run.monitor.column, []), run.monitor)
+    best = _best_value(train_state.history, run.monitor)
     out.line(f"Already complete: {done}{early}, {best}")
 
 
@@ -228,7 +228,7 @@ def describe_end(
     out.line(labelled("Models", files))
     skipped = num_skipped(run, train_state)
     left_out = f"; {skipped:,} of {train_state.step:,} updates left out" if skipped > 0 else ""
-    best = _best_value(run.step.model.history.history.get(column, []), run.monitor)
+    best = _best_value(run.step.model.history.history, run.monitor)
     verb = "Done" if has_final and is_best else "Trained"
     weights = f"; weights {digest(run.step.model)}"
     out.line(f"{verb}: {done} in {format_seconds(seconds)}, {best}{left_out}{weights}")
@@ -255,9 +255,10 @@ def amount(step: int, steps_an_epoch: int) -> str:
     return counted(epochs, "epoch") if rest == 0 else counted(step, "step")
 
 
-def _best_value(values: Sequence[float], monitor: Monitor) -> str:
-    """Returns "best val_accuracy 0.9926 (epoch 9)" for the monitored values of all epochs."""
-    index = monitor.best_index(values)
+def _best_value(history: Mapping[str, Sequence[float]], monitor: Monitor) -> str:
+    """Returns "best val_accuracy 0.9926 (epoch 9)" for the values of all epochs, by column."""
+    values = history.get(monitor.column, [])
+    index = monitor.best_index(history) if values else None
     if index is not None:
         return f"best {monitor.column} {format_loss(values[index])} (epoch {index + 1})"
     return f"no finite {monitor.column}" if values else "no epoch is complete"
