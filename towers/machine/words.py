@@ -1,4 +1,9 @@
-"""Formats numbers and their nouns for messages."""
+"""Formats numbers, nouns and other people's names for messages."""
+
+import re
+
+# Control characters, ends of lines, and characters that reverse the order of those behind them.
+_ACTING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def plural(noun: str, count: int) -> str:
@@ -9,3 +14,14 @@ def plural(noun: str, count: int) -> str:
 def counted(count: int, noun: str) -> str:
     """Returns a text such as "1 tower" or "1,500 towers"."""
     return f"{count:,} {plural(noun, count)}"
+
+
+def printable(text: object, kept: str = "") -> str:
+    """Returns a text in which each control character, except those `kept`, is an escape code.
+
+    A file's name may hold sequences that a terminal obeys: "a\\x1b[2J.png" clears the screen.
+    """
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[0] in kept else found[0].encode("unicode_escape").decode()
+
+    return _ACTING.sub(escaped, str(text))
