@@ -239,9 +239,14 @@ def show_traceback() -> None:
 
 
 def show(text: str, is_error: bool = False) -> None:
+    """Prints lines, in which a file's name may stand, without sequences that a terminal obeys."""
+    pass_on(printable(text, kept="\n"), is_error)
+
+
+def pass_on(text: str, is_error: bool = False) -> None:
     """Prints lines and flushes them; if stdout or stderr was closed, drops them and continues."""
     name = "stderr" if is_error else "stdout"
     try:
-        print(printable(text, kept="\n"), file=getattr(sys, name), flush=True)
+        print(text, file=getattr(sys, name), flush=True)
     except OSError:  # Python would fail when it flushes its buffer at exit
         setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))

@@ -67,8 +67,7 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     if text is None:
         return TrainConfig(**given)
     config = TrainConfig.from_json(text)
-    used = {name: value for name, value in dataclasses.asdict(config).items() if name in USED}
-    check_modules(used, given, file.parent, "its run")
+    check_modules(config, given, str(file.parent), "its run", USED)
     values = dataclasses.asdict(config)
     left_out = set(fields_with(Role.BEGINNING | Role.ONCE))
     if "dataset" in given:

@@ -33,7 +33,7 @@ from towers.resume.source import DataSource, Epoch, ExplainedBatches, as_written
 
 Shape = tuple[int, int, int]
 
-LARGEST_IMAGE = 2**30  # bytes of a file; Pillow refuses images of more pixels than fit into it
+LARGEST_IMAGE = 2**30  # bytes of a file; the pixels that Pillow accepts take less
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L")  # Pillow's modes of gray images
 _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
 
@@ -150,9 +150,9 @@ def _orientation(image: Image.Image) -> int:
 def _undecodable(path: Path, error: Exception) -> ValueError:
     unknown = isinstance(error, UnidentifiedImageError)
     why = "it is no image that TensorFlow or Pillow knows" if unknown else cause(error)
-    if isinstance(error, RefusedError):
-        why = error.strerror
-    return ValueError(f"{printable(path)} cannot be decoded: {why}. Convert it to PNG, or remove it.")
+    why = str(error.strerror) if isinstance(error, RefusedError) else why
+    name = printable(path)
+    return ValueError(f"{name} cannot be decoded: {why}. Convert it to PNG, or remove it.")
 
 
 SUFFIXES = (

@@ -17,6 +17,7 @@ from rich.live import Live
 
 from towers.app.command_line import as_flags, train_command
 from towers.app.config import TrainConfig
+from towers.app.continued import named_modules
 from towers.app.training.build import Run
 from towers.app.training.task import is_python
 from towers.machine import files, hang, places
@@ -241,11 +242,14 @@ def num_skipped(run: Run, train_state: TrainState) -> int:
 
 def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> str:
     """Returns the command that continues a run: "python train.py --resume=runs/cnn-mnist-001"."""
-    given = {"resume": str(directory), **changed}
+    given: dict[str, Any] = {"resume": str(directory), **changed}
+    if named_modules(config):
+        given["trust_run_dir"] = True
     if is_python(config):  # its model or data are objects of a script
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         return f"the same script, with towers.TrainConfig({values})"
-    flags = [f"--{name}={shlex.quote(value)}" for name, value in given.items()]
+    flags = [f"--{name}" if value is True else f"--{name}={shlex.quote(value)}"
+             for name, value in given.items()]
     return " ".join([train_command(), *flags])
 
 
