@@ -168,7 +168,7 @@ def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(folder):
 
 @pytest.mark.parametrize("variable, value, words", [
     (0.0, {1, 2}, "its state is not JSON (Object of type set"),
-    (0.0, "x" * 10_000, "as it could not be read: manifest.json is too large"),
+    (0.0, "x" * 10_000, "as it could not be read: manifest.json cannot be read: it is larger"),
     (np.nan, None, "kernel holds NaN or infinite values"),
 ])
 def test_what_could_not_go_on_is_not_written_and_nothing_is_removed_for_it(
