@@ -164,11 +164,11 @@ def from_bytes(path: Path, manifest: bytes, data: bytes | mmap.mmap) -> Checkpoi
 
 
 def _entries(content: dict[str, Any]) -> tuple[dict[str, Any], list, int, str]:
-    """Returns what a manifest holds; KeyError or TypeError if an entry is missing or is wrong."""
+    """Returns the entries of a manifest; raises DamagedError if one is missing or is wrong."""
     kinds = {"state": dict, "arrays": list, "size": int, "sha256": str}
     for name, kind in kinds.items():
-        if type(content[name]) is not kind:
-            raise TypeError(name)
+        if type(content.get(name)) is not kind:
+            raise DamagedError(f"{MANIFEST} lacks a valid {name!r}")
     return content["state"], content["arrays"], content["size"], content["sha256"]
 
 
