@@ -80,18 +80,18 @@ def check_data(path: str | os.PathLike[str]) -> None:
     _check_kind(path, os.stat(path))
 
 
-def check_folder(path: str | os.PathLike[str]) -> None:
-    """Raises RefusedError if the path is a symbolic link; a missing folder is no error."""
+def check_link(path: str | os.PathLike[str]) -> None:
+    """Raises RefusedError if the path is a symbolic link. Call it before a library opens it."""
     if os.path.islink(path):
         raise RefusedError(path, "it is a symbolic link, which towers does not follow")
 
 
 def check_tree(folder: Path) -> None:
     """Raises RefusedError if a folder, or anything below it, is a symbolic link."""
-    check_folder(folder)
+    check_link(folder)
     for root, folders, names in os.walk(folder):
         for name in (*folders, *names):
-            check_folder(os.path.join(root, name))
+            check_link(os.path.join(root, name))
 
 
 def most_expanded(size: int) -> int:

@@ -128,7 +128,7 @@ def read(path: Path) -> Checkpoint:
     """
     name = "the directory"
     try:
-        files.check_folder(path)
+        files.check_link(path)
         name = MANIFEST
         manifest = files.read(path / MANIFEST, LARGEST_MANIFEST)
         name = ARRAYS

@@ -168,7 +168,7 @@ def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
     Messages call the directory `argument`.
     """
     with explained(path, argument):
-        files.check_folder(path / CHECKPOINTS)
+        files.check_link(path / CHECKPOINTS)
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
         file = files.open_to_lock(path / CHECKPOINTS / LOCK)
     with file:

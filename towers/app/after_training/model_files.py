@@ -25,7 +25,7 @@ def find_file(path: str, argument: str) -> Path:
         candidates = [file / run_dir.BEST, file / run_dir.FINAL]
         with run_dir.explained(path, argument):
             for candidate in candidates:
-                files.check_folder(candidate)
+                files.check_link(candidate)
     for candidate in candidates:
         if candidate.is_file():
             return candidate

@@ -123,7 +123,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
             if not path.exists() and not any(out_dir.iterdir()):
                 run_dir.write_text(path, json.dumps(now, indent=2) + "\n")
             then = json.loads(files.read_text(path))
-            files.check_folder(out_dir / CELLS)
+            files.check_link(out_dir / CELLS)
         except BlockingIOError:
             raise ValueError(
                 f"out_dir ({out_dir}) is in use by another sweep. Wait for its end, or stop it."
