@@ -242,8 +242,8 @@ def explained(path: Path | str, argument: str = "run_dir") -> Iterator[None]:
         yield
     except files.RefusedError as error:
         raise ValueError(
-            f"{argument} ({path}) cannot be used: {error}. Put a file or a folder of its own in "
-            "its place, or remove it."
+            f"{argument} ({path}) cannot be used: {error}. Put a regular file or a folder in its "
+            "place, or remove it."
         ) from None
     except Exception as error:
         if is_remote(path):  # each package raises different errors
