@@ -165,7 +165,7 @@ def test_a_run_resumes_with_a_smaller_limit_within_its_epoch():
 def test_values_of_another_run_are_an_error_that_lists_the_differences(values, message, copied):
     if message is None:
         with pytest.raises(ValueError, match=r" run_dir \(other, the run"):
-            continued_config("run", values)
+            continued_config("run", {**values, "trust_run_dir": True})
     else:
         refused(message, **values)
 
