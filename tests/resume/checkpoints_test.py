@@ -209,6 +209,16 @@ class Saver:
             return self._saver.wait()
 
 
+@pytest.mark.parametrize("states", [None, "x", {"a": 1}, ["x"], [None]])
+def test_forged_states_of_callbacks_are_an_error_before_anything_is_restored(states, tmp_path):
+    saver = Checkpointer(tmp_path, Workers(), [].append)
+    saver.hold(lambda: pytest.fail("restored"), (), {})
+    found = Checkpoint({"callbacks": states}, {})
+    saver.found = checkpoints.Found(tmp_path / "epoch-0-step-1", found, [])
+    with pytest.raises(ValueError, match="step-1 is forged: its callbacks have no states"):
+        saver.restore()
+
+
 def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(folder):
     seen = [1]
     saver = Saver(folder, value={"seen": seen, 9: 1})

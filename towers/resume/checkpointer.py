@@ -134,9 +134,12 @@ class Checkpointer:
         """Restores the variables, and the callbacks' state, from the checkpoint that was found."""
         if self.found is not None:
             state, arrays = self.found.checkpoint
+            states = state.get("callbacks", [])
+            if type(states) is not list or not all(type(each) is dict for each in states):
+                raise ValueError(f"{self.found.path} is forged: its callbacks have no states.")
             assign_arrays(self._variables(), arrays, self.found.path)
             if callbacks:
-                restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
+                restore_callbacks(self._callbacks, states, arrays, self.warn)
 
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
         """Copies the state and starts to write it. It waits only for the previous write.
