@@ -12,8 +12,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.machine.files_test import soon
-from tests.processes import Forked
+from tests.processes import Forked, soon
 from towers.app.after_training.model_files import class_names, file_config, find_file
 from towers.app.after_training.predicting import write_predictions
 from towers.app.config import TrainConfig

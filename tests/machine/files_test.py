@@ -2,13 +2,12 @@
 
 import gzip
 import os
-import signal
 import socket
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from tests.processes import soon
 from towers.machine import files
 from towers.machine.files import RefusedError
 from towers.machine.words import printable
@@ -20,18 +19,6 @@ OPENERS = {
     "check": files.check_data,
 }
 FOLLOWING = ("data", "gzip", "check")
-
-
-@contextmanager
-def soon():
-    """A call that blocks fails: the alarm ends it."""
-    before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it blocks"))
-    signal.alarm(10)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
 
 
 def make_socket(path):
@@ -97,7 +84,7 @@ def test_new_files_are_made_where_there_is_none():
 
 
 def test_a_small_gzip_that_would_fill_the_memory_is_refused(monkeypatch):
-    monkeypatch.setattr(files, "_EXPANDED", 5_000)
+    monkeypatch.setattr(files, "EXPANDED", 5_000)
     Path("good").write_bytes(gzip.compress(b"0" * 5_000, mtime=0))
     Path("bad").write_bytes(gzip.compress(b"0" * 10_000, mtime=0))
     assert len(files.read_gzip("good")) == 5_000

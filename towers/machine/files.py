@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 SMALL = 2**20  # bytes; the limit for a text of a few lines
-_EXPANDED, _EXPANSION = 2**26, 100  # bytes that any archive may hold; and times its own size
+EXPANDED, _EXPANSION = 2**26, 100  # bytes that any archive may hold; and times its own size
 
 
 class RefusedError(OSError):
@@ -100,7 +100,7 @@ def most_expanded(size: int) -> int:
     Deflate packs up to 1032:1 and bzip2 a million to one, so that a small file could fill all
     memory. Images and texts stay below 100:1.
     """
-    return max(_EXPANDED, _EXPANSION * size)
+    return max(EXPANDED, _EXPANSION * size)
 
 
 def _descriptor(path: str | os.PathLike[str], flags: int, follow: bool) -> int:

@@ -180,7 +180,7 @@ def test_an_error_names_the_file_and_what_is_wrong(archive, tmp_path):
 @pytest.mark.parametrize("method", ["ZIP_DEFLATED", "ZIP_BZIP2", "ZIP_LZMA"])
 def test_a_small_archive_that_would_fill_the_memory_is_an_error(method, tmp_path, monkeypatch):
     """Python counts the memory that NumPy takes, too."""
-    monkeypatch.setattr(files, "_EXPANDED", 2**20)
+    monkeypatch.setattr(files, "EXPANDED", 2**20)
     path = tmp_path / "bomb.npz"
     with zipfile.ZipFile(path, "w", getattr(zipfile, method)) as archive:
         for key in npz.KEYS:
