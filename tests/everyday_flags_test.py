@@ -110,7 +110,7 @@ def test_a_run_from_the_values_of_a_file_resumes_without_the_file(tmp_path):
     trained(optimizer="adam", learning_rate=0.05, schedule="step:1", init_from=str(file),
             max_steps=EPOCH)
     file.unlink()
-    history = towers.train(TrainConfig(resume="run", max_steps=STEPS))
+    history = towers.train(TrainConfig(resume="run", trust_run_dir=True, max_steps=STEPS))
     assert_same((history, keras.saving.load_model("run/final.keras")), expected)
 
 

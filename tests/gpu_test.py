@@ -156,7 +156,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_gpus(tmp_pat
     flags = (*ANY, "--num_towers=4", "--checkpoint_every=1", "--num_gpus=2")
     trained(tmp_path / "whole", *flags)
     trained(tmp_path / "killed", *flags, fault="step == 5 and kill('KILL')")
-    trained(tmp_path / "killed", "--resume=run", "--num_gpus=4")
+    trained(tmp_path / "killed", "--resume=run", "--trust_run_dir", "--num_gpus=4")
     assert outcome(tmp_path / "killed" / "run") == outcome(tmp_path / "whole" / "run")
 
 

@@ -96,6 +96,7 @@ CROSS_CUTTING = {
     "docs_test": "docs/",
     "examples_test": "examples/, experiments/",
     "experiments_text_test": "experiments/text.py",
+    "stranger_test": "what a run directory or data from a stranger may run, follow and fill",
     "train_test": "train.py, sweep.py; full disks, closed pipes, too little memory",
     "interrupted_test": "train.py and fit with towers.Resume: what was interrupted goes on",
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import runpy
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -230,3 +231,18 @@ def skip_where_nothing_can_be_mounted(cwd):
         done = subprocess.run([*NAMESPACE, script, "sh", "true"], cwd=cwd, capture_output=True)
         if done.returncode:
             pytest.skip(f"nothing can be mounted here: {done.stderr.decode().strip()}")
+
+
+@contextlib.contextmanager
+def soon():
+    """A call that blocks fails: the alarm ends it."""
+    def fail(number, frame):
+        raise AssertionError("it blocks")
+
+    before = signal.signal(signal.SIGALRM, fail)
+    signal.alarm(10)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)

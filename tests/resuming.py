@@ -23,6 +23,7 @@ FLAGS = ("--model=tests.resuming:model", "--dataset=tests.resuming:data", *_RUN)
 NOTEBOOK = (
     "--model=notebook_cnn", "--dataset=tests.resuming:digits", "--optimizer=ScheduledAdam", *_RUN)
 _TENSORFLOWS = re.compile(r"[IWE]0000 |WARNING: All log messages before|To enable the following")
+RESUME = ("--resume=run", "--trust_run_dir")  # trust, because the run names modules of tests
 STEPS = 8  # of either: two epochs of 50 = 3 x 16 + 2
 
 
@@ -129,7 +130,7 @@ def uninterrupted(*flags):
 
 def resumed(cwd, *flags):
     """The outcome of a run that is resumed for the last time."""
-    code, stdout, stderr = train("--resume=run", *flags, cwd=cwd)
+    code, stdout, stderr = train(*RESUME, *flags, cwd=cwd)
     assert code == 0, stdout + stderr
     return outcome(cwd / "run")
 

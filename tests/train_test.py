@@ -160,8 +160,8 @@ def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_it
         f"print(keras.saving.load_model({str(short[1] / 'final.keras')!r}).count_params())"
     )
     assert run("-c", code, cwd=cwd).stdout == "7850\n"
-    done = run(TRAIN, f"--evaluate={short[1]}", "--num_gpus=2", "--device=cpu", "--epochs=3",
-               cwd=cwd)
+    done = run(TRAIN, f"--evaluate={short[1]}", "--trust_run_dir", "--num_gpus=2", "--device=cpu",
+               "--epochs=3", cwd=cwd)
     assert (done.returncode, done.stderr) == (0, "")
     (row,) = rows(short[1] / "results.csv")
     first, *_, last = done.stdout.splitlines()
@@ -255,7 +255,7 @@ def test_a_run_survives_a_full_disk_and_resumes_from_an_older_checkpoint(mount, 
     code, stdout, stderr = train(
         *flags, cwd=tmp_path, fault=fault, inside=(*NAMESPACE, SMALL_DISK, "sh"))
     assert code == 5 and stderr.startswith("error: run/final.keras cannot be written (No space ")
-    assert stderr.endswith("continue the run: python train.py --resume=run.\n")
+    assert stderr.endswith("continue the run: python train.py --resume=run --trust_run_dir.\n")
     for path in ("checkpoints/epoch-1-step-6", "results.csv"):
         assert f"run/{path} cannot be written (No space left on device); " in stdout
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
@@ -299,7 +299,7 @@ def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_
     assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
     for path in paths:
         path.rmdir()
-    history = towers.train(TrainConfig(resume="run"))
+    history = towers.train(TrainConfig(resume="run", trust_run_dir=True))
     assert len(history["loss"]) == 2 and "Done: 2 epochs" in capsys.readouterr().out
     for file, iterations in [("best.keras", 4), ("final.keras", 8)]:
         model = keras.saving.load_model(tmp_path / "run" / file)

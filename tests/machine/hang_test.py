@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import towers
 from tests import processes
-from tests.resuming import train
+from tests.resuming import RESUME, train
 from towers.machine import hang
 from towers.machine.signals import deferred
 from towers.resume import checkpoints
@@ -113,13 +113,14 @@ def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack
     assert re.fullmatch(
         rf"error: it hangs: no progress after [23] seconds in .*{re.escape(phase)}.* The stacks of "
         r"its threads stand in run/log\.txt\. Resume from the last checkpoint: python train\.py "
-        r"--resume=run\. If it was at work, give it time with a larger --hang_timeout\.\n", stderr)
+        r"--resume=run --trust_run_dir\. If it was at work, give it time with a larger "
+        r"--hang_timeout\.\n", stderr)
     log = (tmp_path / "run" / "log.txt").read_text()
     assert f" in {stack}\n" in log.partition(stderr)[2]
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
     assert wrong == [] and checkpoints.step_of(path) >= min(step, 1)
     if "deaf" in flag:
-        code, _, stderr = train("--resume=run", "--hang_timeout=1", cwd=tmp_path)
+        code, _, stderr = train(*RESUME, "--hang_timeout=1", cwd=tmp_path)
         assert code == hang.HUNG and "after 1 seconds in a callback" in stderr
 
 

@@ -81,7 +81,26 @@ DAMAGES = {
         "manifest.json is not what was written",
     ),
     "a directory": (lambda p: ((p / ARRAYS).unlink(), (p / ARRAYS).mkdir()), "arrays.bin"),
+    "a pipe": (lambda p: replaced(p / MANIFEST, os.mkfifo), "manifest.json cannot be read: it is"),
+    "a pipe of values": (lambda p: replaced(p / ARRAYS, os.mkfifo), "arrays.bin cannot be read"),
+    "an endless device": (
+        lambda p: replaced(p / MANIFEST, Path.symlink_to, "/dev/zero"),
+        "manifest.json cannot be read: it is a symbolic link, which towers does not follow"),
+    "a link to good values": (
+        lambda p: replaced(p / ARRAYS, Path.symlink_to, p.with_name("epoch-0-step-1") / ARRAYS),
+        "arrays.bin cannot be read: it is a symbolic link"),
+    "a linked checkpoint": (
+        lambda p: (run_dir.remove(p), p.symlink_to(p.parent.parent / "elsewhere")),
+        "the directory cannot be read: it is a symbolic link"),
+    "an endless manifest": (
+        lambda p: os.truncate(p / MANIFEST, 2**40), "manifest.json cannot be read: it is larger"),
 }
+
+
+def replaced(path, make, *given):
+    """Makes something else in the place of a file."""
+    path.unlink()
+    make(path, *given)
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
@@ -96,6 +115,37 @@ def test_a_damaged_checkpoint_says_why_and_the_one_before_takes_its_place(damage
     harm(good)
     with pytest.raises(ValueError, match="no checkpoint is good: .*step-2 .*step-1 .*Nothing was"):
         checkpoints.read_newest(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["state", "arrays", "size", "sha256"])
+@pytest.mark.parametrize("value", [None, "x", -1, 1.5, [], {}, [["x", "f4,f4", [1]]], [[]]])
+def test_a_forged_manifest_whose_hash_is_right_is_damage_too(name, value, tmp_path):
+    """One entry is missing (None) or holds something else."""
+    path = save(tmp_path, 1)
+    content = json.loads((path / MANIFEST).read_text())["content"]
+    if type(value) is dict and name == "state":
+        return
+    content[name] = value
+    if value is None:
+        del content[name]
+    text = json.dumps(content, sort_keys=True)
+    held = {"content": content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (path / MANIFEST).write_text(json.dumps(held))
+    with pytest.raises(DamagedError):
+        checkpoints.read(path)
+
+
+def test_links_among_checkpoints_are_removed_and_what_they_lead_to_stays(tmp_path):
+    folder = tmp_path / "run"
+    folder.mkdir()
+    elsewhere = save(tmp_path, 1)
+    for step in (2, 3, 4):
+        save(folder, step)
+    (folder / "epoch-0-step-1").symlink_to(elsewhere)
+    (folder / ".x.5.tmp").symlink_to(elsewhere)
+    checkpoints.prune(save(folder, 5), best_step=None)
+    assert [checkpoints.step_of(path) for path in checkpoints.find(folder)] == [5, 4, 3]
+    assert not os.path.lexists(folder / ".x.5.tmp") and same(checkpoints.read(elsewhere), make())
 
 
 def test_a_newer_format_is_refused_rather_than_taken_for_damage(tmp_path, monkeypatch):
@@ -159,6 +209,16 @@ class Saver:
             return self._saver.wait()
 
 
+@pytest.mark.parametrize("states", [None, "x", {"a": 1}, ["x"], [None]])
+def test_forged_states_of_callbacks_are_an_error_before_anything_is_restored(states, tmp_path):
+    saver = Checkpointer(tmp_path, Workers(), [].append)
+    saver.hold(lambda: pytest.fail("restored"), (), {})
+    found = Checkpoint({"callbacks": states}, {})
+    saver.found = checkpoints.Found(tmp_path / "epoch-0-step-1", found, [])
+    with pytest.raises(ValueError, match="step-1 is forged: its callbacks have no states"):
+        saver.restore()
+
+
 def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(folder):
     seen = [1]
     saver = Saver(folder, value={"seen": seen, 9: 1})
@@ -168,7 +228,7 @@ def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(folder):
 
 @pytest.mark.parametrize("variable, value, words", [
     (0.0, {1, 2}, "its state is not JSON (Object of type set"),
-    (0.0, "x" * 10_000, "as it could not be read: manifest.json is too large"),
+    (0.0, "x" * 10_000, "as it could not be read: manifest.json cannot be read: it is larger"),
     (np.nan, None, "kernel holds NaN or infinite values"),
 ])
 def test_what_could_not_go_on_is_not_written_and_nothing_is_removed_for_it(

@@ -19,6 +19,7 @@ from tests.app.run_test import config
 from tests.resuming import outcome, train
 from towers.app import command_line
 from towers.machine import places
+from towers.resume import remote_dir, run_dir
 
 pytestmark = pytest.mark.usefixtures("without_charts")
 S3, MEMORY = "s3://bucket/run", "memory://run"
@@ -156,6 +157,19 @@ def test_a_run_killed_before_an_upload_resumes_to_the_same_bits(
     assert outcome(tmp_path / "there") == outcome(whole[0])
 
 
+def test_names_of_remote_files_lead_out_of_no_copy(memory, tmp_path):
+    """A bucket may hold keys with "..", which a disk takes for the folder above."""
+    mirror = remote_dir.Mirror(MEMORY, "run_dir", tmp_path / "parent")
+    names = ["config.json", "checkpoints/epoch-0-step-1/manifest.json"]
+    for name in [*names, "../../epoch-0-step-2/manifest.json", "../other.json", "a/../../b.json"]:
+        run_dir.open_remote(MEMORY).pipe_file(name, b"{}")
+    found = mirror.names()
+    assert not any(".." in name for name in found) and set(names) <= {*found}
+    mirror.download(found)
+    outside = {path.name for path in tmp_path.rglob("*")} - {"parent", "tmp"}
+    assert "epoch-0-step-2" not in outside and "other.json" not in {*os.listdir(tmp_path)}
+
+
 @pytest.mark.parametrize(("url", "words"), [
     ("s3://elsewhere/run", "bucket does not exist"),
     ("gs://bucket/run", r"gcsfs.* pip install 'tf-towers\[remote\]'"),
@@ -177,16 +191,16 @@ def test_a_run_resumes_from_the_newest_good_checkpoint(whole, memory, tmp_path, 
     with pytest.raises(ValueError, match=f"holds a run. To continue it: resume={MEMORY};"):
         towers.train(config(run_dir=MEMORY))
     before = contents(memory)
-    assert towers.train(towers.TrainConfig(resume=MEMORY)) == history
+    assert towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True)) == history
     assert "Already complete" in capsys.readouterr().out
     with pytest.raises(ValueError, match="cannot change seed"):
-        towers.train(towers.TrainConfig(resume=MEMORY, seed=1))
+        towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True, seed=1))
     after = contents(memory)
     assert {name for name in before if after[name] != before[name]} == {
         "log.txt", "checkpoints/lock"}
     memory.pipe("/run/checkpoints/epoch-2-step-8/arrays.bin", b"damaged")
     memory.rm("/run/final.keras")
-    assert towers.train(towers.TrainConfig(resume=MEMORY)) == history
+    assert towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True)) == history
     out = capsys.readouterr().out
     assert "epoch-2-step-8 is damaged" in out and "from step 7" in out
     assert contents(memory)["final.keras"] and copies(tmp_path) == []
@@ -199,7 +213,7 @@ def test_a_run_that_cannot_be_resumed_changes_nothing(memory, tmp_path):
     memory.pipe("/run/config.json", memory.cat("/run/config.json").replace(b"ed\": 0", b"ed\": 1"))
     before = contents(memory)
     with pytest.raises(ValueError, match=f"^{MEMORY}/checkpoints/epoch-1-step-4 belongs to anoth"):
-        towers.train(towers.TrainConfig(resume=MEMORY))
+        towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True))
     assert contents(memory) == before and copies(tmp_path) == []
 
 
@@ -228,7 +242,8 @@ def test_files_are_uploaded_later_or_stay_in_the_copy(whole, memory, tmp_path, m
         f"resume={copy}."
     )
     assert command_line.exit_code(lambda: (_ for _ in ()).throw(lost.value)) == 5
-    assert towers.train(towers.TrainConfig(resume=str(copy), epochs=2)) == whole[1]
+    again = towers.TrainConfig(resume=str(copy), trust_run_dir=True, epochs=2)
+    assert towers.train(again) == whole[1]
 
 
 def test_only_the_process_that_began_last_writes(memory, tmp_path):

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.resuming import train
+from tests.resuming import RESUME, train
 from towers.step.errors import (
     NonFiniteError, are_finite, first_error, run_in_turn, values_explained,
 )
@@ -238,11 +238,11 @@ def test_a_run_stops_before_the_update_and_resumes_without_it(tmp_path):
     assert stderr.endswith(
         "error: step 2: the loss of tower 0 on /cpu:0 is NaN or infinite. The update was not "
         "made. Lower --learning_rate, or leave out such updates: python train.py --resume=run "
-        "--nonfinite=skip.\n"
+        "--nonfinite=skip --trust_run_dir.\n"
     )
     assert "saved at step 1. Resume: python train.py --resume=run" in stdout
     assert not (tmp_path / "run" / "best.keras").exists()
-    code, stdout, stderr = train("--resume=run", "--nonfinite=skip", cwd=tmp_path)
+    code, stdout, stderr = train(*RESUME, "--nonfinite=skip", cwd=tmp_path)
     assert code == 0, stdout + stderr
     assert "Warning   1 update left out in this epoch: a NaN or infinite loss" in stdout
     assert "; 2 of 8 updates left out" in stdout.splitlines()[-1]

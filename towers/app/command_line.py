@@ -20,7 +20,7 @@ from towers.machine import places, signals
 from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
-from towers.machine.words import nearest
+from towers.machine.words import nearest, printable
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
 
 MOST_USED = (
@@ -218,7 +218,7 @@ def exit_code(command: Callable[[], int | None]) -> int:
         return command() or 0
     except (ValueError, LostWorkerError, LostDirectoryError) as error:
         if is_verbose():
-            traceback.print_exc()
+            show_traceback()
         text = as_flags(prefix.sub("", " ".join(str(error).split())))
         show(f"error: {text}", is_error=True)
         if isinstance(error, LostWorkerError):
@@ -231,7 +231,7 @@ def exit_code(command: Callable[[], int | None]) -> int:
         show("stopped by Ctrl-C", is_error=True)
         return INTERRUPTED
     except Exception:
-        traceback.print_exc()
+        show_traceback()
         return OTHER_FAILURE
 
 
@@ -283,10 +283,20 @@ class Terminated(KeyboardInterrupt):
         self.number = number
 
 
-def show(line: str, is_error: bool = False) -> None:
-    """Prints a line and flushes it; if stdout or stderr was closed, drops it and continues."""
+def show_traceback() -> None:
+    """Prints the exception that is being handled, with its traceback."""
+    show(traceback.format_exc().rstrip("\n"), is_error=True)
+
+
+def show(text: str, is_error: bool = False) -> None:
+    """Prints lines, in which a file's name may stand, without sequences that a terminal obeys."""
+    pass_on(printable(text, kept="\n"), is_error)
+
+
+def pass_on(text: str, is_error: bool = False) -> None:
+    """Prints lines and flushes them; if stdout or stderr was closed, drops them and continues."""
     name = "stderr" if is_error else "stdout"
     try:
-        print(line, file=getattr(sys, name), flush=True)
+        print(text, file=getattr(sys, name), flush=True)
     except OSError:  # Python would fail when it flushes its buffer at exit
         setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))

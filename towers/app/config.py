@@ -7,7 +7,9 @@ from typing import Any, ClassVar
 
 from towers.app import fields
 from towers.app.class_weight import as_text
-from towers.app.fields import Role, choice, count, fraction, number, switch, text, value_error
+from towers.app.fields import (
+    Role, choice, code, count, fraction, number, path, switch, text, value_error,
+)
 from towers.machine import choices
 from towers.machine.argument_names import unknown_argument
 
@@ -84,27 +86,27 @@ class TrainConfig:
     """Describes a training run. Each field is a flag of train.py with the same help text."""
 
     # Model and data.
-    model: str = text("cnn", "The model: a built-in one (cnn, notebook_cnn, mlp, gru, gru_large, "
+    model: str = code("cnn", "The model: a built-in one (cnn, notebook_cnn, mlp, gru, gru_large, "
         "lstm, lstm_large, resnet, resnet20, resnet56, resnet50), FILE.keras, which is trained "
         "further, or package.module:function, called with (input_shape, num_classes) or without "
         "arguments. A compiled model brings its own loss, metrics and optimizer.", is_path=True)
-    dataset: str = text("mnist", "The data: a built-in data set (mnist, fashion_mnist, cifar10, "
+    dataset: str = code("mnist", "The data: a built-in data set (mnist, fashion_mnist, cifar10, "
         "music, image_folder, npz, synthetic, array_record, tfrecord), or "
         "package.module:function, which returns (train, test).")
-    data_dir: str | None = text(None, "The directory of the data set's files; for npz, the file. "
+    data_dir: str | None = path(None, "The directory of the data set's files; for npz, the file. "
         "Beside `resume`, it is the place to which the same data have moved. Default: the data "
-        "set's own place.", _ON_THE_MACHINE, is_path=True)
+        "set's own place.", _ON_THE_MACHINE)
     image_size: str | None = text(None, "The size of all images of image_folder: HEIGHTxWIDTH or "
         "HEIGHTxWIDTHxCHANNELS, such as 224x224x3. Default: the most frequent size.",
         check=_check_image_size)
-    features: str | None = text(None, "A function package.module:function that turns one record of "
+    features: str | None = code(None, "A function package.module:function that turns one record of "
         "array_record or tfrecord into (x, y). These data sets need it. Default: none.")
     data_workers: int = count(0, "The number of processes that read a source with __len__ and "
         "__getitem__. Results do not depend on it. Default: 0, a thread of this process, which "
         "needs no copies.", _ON_THE_MACHINE, at_least=0, at_most=1024)
     shuffle_buffer: int = count(10_000, "The number of examples in memory among which a "
         "tf.data.Dataset is shuffled if it does not fit into memory. A larger number mixes better.")
-    augment: str | None = text(None, "Random changes of each training example: crop_flip, or "
+    augment: str | None = code(None, "Random changes of each training example: crop_flip, or "
         "package.module:function, which takes (x, seed) and returns x, or takes nothing and "
         "returns a Keras layer. Default: none.")
 
@@ -189,9 +191,8 @@ class TrainConfig:
     freeze: str | None = text(None, "A regular expression, such as ^(conv1|bn)/. A layer is "
         "frozen, as in Keras, if the expression is found in the paths of all its variables. "
         "Default: none.", Role.BEGINNING, check=_check_pattern)
-    init_from: str | None = text(None, "A .keras file with starting values for the variables of "
-        "the same names and shapes. Default: all start at random values.", Role.BEGINNING,
-        is_path=True)
+    init_from: str | None = path(None, "A .keras file with starting values for the variables of "
+        "the same names and shapes. Default: all start at random values.", Role.BEGINNING)
     seed: int = count(0, "The seed of the parameters, of the order of the examples and of dropout.",
         at_least=0, at_most=2**32 - 1)  # NumPy's limit
     precision: str = choice("float32", ("float32", "mixed_float16", "mixed_bfloat16"), "Keras' "
@@ -204,16 +205,16 @@ class TrainConfig:
         Role.FREE)
 
     # Files and callbacks.
-    run_dir: str | None = text(None, "The directory of the run, new or empty. It may be a URL of "
+    run_dir: str | None = path(None, "The directory of the run, new or empty. It may be a URL of "
         "fsspec, such as s3://bucket/path, which is written by way of a local copy. Default: the "
-        "next free runs/<model>-<dataset>-001.", Role.ONCE | Role.LOCAL, is_path=True)
-    resume: str | None = text(None, "The directory of a run to continue, with all its flags. "
+        "next free runs/<model>-<dataset>-001.", Role.ONCE | Role.LOCAL)
+    resume: str | None = path(None, "The directory of a run to continue, with all its flags. "
         "Beside it, you may give {FREE}. You may also give {LIMIT} if the run has not reached it, "
         "and a larger {LARGER}. `resume`=auto continues the run in `run_dir`, or begins it there.",
-        Role.ONCE | Role.LOCAL, is_path=True)
-    trust_run_dir: bool = switch(False, "With `resume`, `evaluate` or `predict`, also imports "
-        "modules that config.json names from the run's own directory. Off by default, because code "
-        "found there is executed.", _ON_THE_MACHINE | Role.ONCE)
+        Role.ONCE | Role.LOCAL)
+    trust_run_dir: bool = switch(False, "With `resume`, `evaluate` or `predict`, imports the "
+        "modules that the run's config.json names. Off by default, because their code is executed. "
+        "Modules that you name again, beside it, need no trust.", _ON_THE_MACHINE | Role.ONCE)
     checkpoint_every: int | None = count(None, "The number of updates between two checkpoints; the "
         "end of each epoch is saved, too. Default: at least one checkpoint every 10 minutes.",
         _ON_THE_MACHINE)
@@ -222,7 +223,7 @@ class TrainConfig:
         "Default: val_accuracy, or val_loss if there is none.")
     monitor_mode: str = choice(AUTO, (AUTO, "min", "max"), "Whether the lowest or the highest "
         "`monitor` is the best. auto uses what Keras knows of the metric.")
-    callbacks: str | None = text(None, "A function package.module:function that returns a list of "
+    callbacks: str | None = code(None, "A function package.module:function that returns a list of "
         "Keras callbacks. Default: none.")
     early_stopping: int | None = count(None, "The number of epochs without a better `monitor` "
         "after which the run ends. Default: no limit.", Role.LARGER)
@@ -243,10 +244,10 @@ class TrainConfig:
         "change, and writes a trace for TensorBoard. Trains nothing.", Role.ONCE)
     plan: bool = switch(False, "Prints devices, towers, shard sizes, and the bytes and transfers "
         "of each step. Trains nothing.", Role.ONCE)
-    export: str | None = text(None, "A new directory for a SavedModel. It gets the model at the "
+    export: str | None = path(None, "A new directory for a SavedModel. It gets the model at the "
         "run's end, or the model of `evaluate` or `predict`. With `resume`, a complete run is "
         "exported, too. Default: none.",
-        _ON_THE_MACHINE | Role.ONCE, is_path=True)
+        _ON_THE_MACHINE | Role.ONCE)
 
     named: ClassVar[frozenset[str]] = frozenset()
 

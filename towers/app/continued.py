@@ -2,18 +2,16 @@
 
 import dataclasses
 import os
-import re
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from towers.resume import run_dir
 from towers.app.config import AUTO, TrainConfig, fields_with
-from towers.app.fields import Role
+from towers.app.fields import Role, code_names
 from towers.machine import places
+from towers.machine.words import printable
 
-_MODULE = re.compile(r"[^\W\d][\w.]*:[^\W\d]\w*")  # package.module:function
-_PATHS = ("data_dir", "run_dir", "resume", "init_from", "export")  # even if they match _MODULE
+CODE = code_names(TrainConfig)  # the fields that may name a module to import
 
 
 def resolve_config(given: Mapping[str, Any]) -> TrainConfig:
@@ -43,7 +41,7 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
             "cannot be read."
         )
     saved = TrainConfig.from_json(text)
-    check_modules(saved, given, Path(directory), "resume")
+    check_modules(saved, given, directory, "resume")
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
     skipped = ("resume", "run_dir") if same_place else ("resume",)
     again = set(fields_with(Role.ONCE)) & set(fields_with(Role.FREE))
@@ -88,18 +86,30 @@ def identity(config: TrainConfig) -> dict[str, Any]:
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
 
 
+def named_modules(config: TrainConfig) -> dict[str, str]:
+    """Returns the fields of a configuration that name a module to import, with their values."""
+    values = {name: getattr(config, name) or "" for name in CODE}
+    return {name: value for name, value in values.items() if ":" in value}
+
+
 def check_modules(
-    config: TrainConfig, given: Mapping[str, Any], directory: Path, argument: str
+    config: TrainConfig, given: Mapping[str, Any], directory: str, argument: str,
+    fields: Collection[str] = CODE,
 ) -> None:
-    """Raises ValueError if the process is in the run's directory and config.json names a module."""
-    is_inside = places.here().resolve().is_relative_to(directory.resolve())
-    if given.get("trust_run_dir") or not is_inside:
+    """Raises ValueError if config.json names modules, and the user neither names nor trusts them.
+
+    fields: the names of the fields whose modules would be imported.
+
+    A name alone can run code, wherever the module lies: `features="os:system"` runs each record of
+    the data as a command.
+    """
+    named = named_modules(config)
+    names = [name for name in named if name in fields and name not in given]
+    if given.get("trust_run_dir") or not names:
         return
-    for name, value in dataclasses.asdict(config).items():
-        if name not in given and name not in _PATHS and _MODULE.fullmatch(str(value)):
-            raise ValueError(
-                f"{argument} ({directory}): its {run_dir.CONFIG} names {name}={value}, which would "
-                f"be imported from {places.here()}, the run's own directory. Go to another "
-                f"directory, or give {name}={value} yourself, or trust_run_dir=True where you know "
-                "who wrote it."
-            )
+    listed = " ".join(f"{name}={named[name]}" for name in names)
+    raise ValueError(
+        f"{argument} ({directory}): its {run_dir.CONFIG} names {printable(listed)}, whose code "
+        "would be executed. If you know who wrote it, add trust_run_dir=True, or give "
+        f"{'these' if len(names) > 1 else 'this'} yourself."
+    )

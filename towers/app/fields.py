@@ -28,6 +28,14 @@ class Role(enum.Flag):
     OPTIMIZER = enum.auto()  # is an argument of the optimizer
 
 
+class Holds(enum.Enum):
+    """Says what a text stands for."""
+
+    WORDS = enum.auto()  # names or numbers that select something; nothing is imported
+    PATH = enum.auto()  # a path or URL, which may hold a colon; nothing is imported
+    CODE = enum.auto()  # a built-in name, or package.module:function, which is imported
+
+
 @dataclasses.dataclass(frozen=True)
 class Declared:
     """Holds a field's declaration."""
@@ -38,6 +46,7 @@ class Declared:
     check: Callable[[str, Any], Any]  # (name, value) -> the value to store, or ValueError
     words: tuple[str, ...] = ()  # all values of a choice; else the word that is allowed as well
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # a choice -> its error
+    holds: Holds = Holds.WORDS
 
 
 def declared(field: dataclasses.Field) -> Declared:
@@ -58,9 +67,14 @@ def names(config: type, roles: Role) -> tuple[str, ...]:
     return tuple(f.name for f in dataclasses.fields(config) if declared(f).roles & roles)
 
 
+def code_names(config: type) -> tuple[str, ...]:
+    """Returns the names of the fields that may name code, in the declared order."""
+    return tuple(f.name for f in dataclasses.fields(config) if declared(f).holds is Holds.CODE)
+
+
 def text(
-    default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False,
-    check: Callable[[str, str], Any] = lambda name, value: None,
+    default: str | None, help: str, roles: Role = Role.NONE, *, holds: Holds = Holds.WORDS,
+    is_path: bool = False, check: Callable[[str, str], Any] = lambda name, value: None,
 ) -> Any:
     """Declares a field for text that is not empty; `check(name, text)` may raise ValueError."""
     def checked_text(name: str, value: Any) -> str:
@@ -72,8 +86,23 @@ def text(
         check(name, text)
         return places.as_path(text) if is_path else text
 
-    says = Declared("text", help, roles, checked_text)
+    says = Declared("text", help, roles, checked_text, holds=holds)
     return dataclasses.field(default=default, metadata={"declared": says})
+
+
+def path(default: str | None, help: str, roles: Role = Role.NONE) -> Any:
+    """Declares a field for a path or a URL."""
+    return text(default, help, roles, holds=Holds.PATH, is_path=True)
+
+
+def code(
+    default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False
+) -> Any:
+    """Declares a field that may name code. In config.json, such a name needs `trust_run_dir`.
+
+    is_path: whether the text may also be the path of a file without code.
+    """
+    return text(default, help, roles, holds=Holds.CODE, is_path=is_path)
 
 
 def count(

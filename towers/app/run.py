@@ -26,7 +26,7 @@ from towers.app.training.build import Run, build
 from towers.app.training.failures import failures_explained
 from towers.app.training.loaded import load_newest
 from towers.app.training.task import UserObjects, is_python, load_callbacks
-from towers.machine import environment, hang, places, signals
+from towers.machine import environment, files, hang, places, signals
 from towers.machine.argument_names import names_checked
 from towers.machine.devices import placement
 from towers.machine.places import LostDirectoryError
@@ -149,6 +149,9 @@ def _run(
     )
     # Only a script's compiled optimizer is compared; config.json has all others and schedules.
     is_own = run.custom_loss and not config.has_schedule
+    for folder in (run_files.FOLDER, run_dir.PROFILE):  # TensorFlow writes into them
+        with run_dir.explained(directory):
+            files.check_tree(directory / folder)
     with (
         run_dir.locked(directory) if cluster.is_chief else nullcontext(),
         failures_explained(config, log),
@@ -200,6 +203,8 @@ def _run(
         elif is_over and checkpointer.finished_step == state.step:
             report.describe_complete(run, state, out)
             history, model = state.history, directory / run_dir.FINAL
+            with run_dir.explained(directory):
+                files.check_link(model)
         else:
             _train(run, state, partial(resume_words, config, shown), out, callbacks, checkpointer)
             history = run.step.model.history.history

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
-from towers.machine import places
+from towers.machine import files, places
 from towers.machine.terminal import STDERR, python_stderr
 
 HUNG = 4  # the exit code of a process that this module has ended
@@ -150,8 +150,9 @@ class Watch:
             if self.log is None:
                 faulthandler.dump_traceback(STDERR)
             else:
-                file = self.log.open("a", encoding="utf-8", errors="backslashreplace")
-                print(text, end="", file=file, flush=True)
+                file = files.open_to_append(self.log)
+                file.write(text.encode(errors="backslashreplace"))
+                file.flush()
                 faulthandler.dump_traceback(file)
 
         for act in (self.leave, lambda: print(text, end="", file=sys.stderr, flush=True),

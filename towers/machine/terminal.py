@@ -14,6 +14,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
+from towers.machine.files import open_to_append
+from towers.machine.words import printable
+
 STDERR = 2  # leads to a run's log.txt while it trains
 
 
@@ -27,7 +30,7 @@ class CapturedStderr:
 
     def move_to(self, path: Path) -> None:
         """Appends the output so far, and all further output, to a file."""
-        with path.open("ab") as log:
+        with open_to_append(path) as log:
             os.dup2(log.fileno(), STDERR)
             self._file.seek(0)
             shutil.copyfileobj(self._file, log)
@@ -44,7 +47,7 @@ def quiet_stderr() -> Iterator[CapturedStderr]:
         terminal = os.open(os.devnull, os.O_WRONLY)
     # If the root logger has a handler, TensorFlow and absl install none.
     handler = logging.StreamHandler(_text_file(STDERR))
-    handler.setFormatter(logging.Formatter("%(levelname)s:%(name)s: %(message)s"))
+    handler.setFormatter(_Printable("%(levelname)s:%(name)s: %(message)s"))
     with tempfile.TemporaryFile() as buffer:
         sys.stderr = _text_file(terminal)
         os.dup2(buffer.fileno(), STDERR)
@@ -62,6 +65,13 @@ def quiet_stderr() -> Iterator[CapturedStderr]:
             sys.stderr = python_stderr
             os.dup2(terminal, STDERR)
             os.close(terminal)
+
+
+class _Printable(logging.Formatter):
+    """Formats libraries' messages, which may name files."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), kept="\n")
 
 
 def python_stderr() -> int:

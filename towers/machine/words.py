@@ -1,7 +1,11 @@
-"""Formats numbers and their nouns for messages, and finds the name that a user may mean."""
+"""Formats numbers, nouns and other people's names for messages, and finds the name meant."""
 
 import difflib
+import re
 from collections.abc import Sequence
+
+# Control characters, ends of lines, and characters that reverse the order of those behind them.
+_ACTING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069]")
 
 
 def plural(noun: str, count: int) -> str:
@@ -19,3 +23,14 @@ def nearest(name: str, names: Sequence[str]) -> str:
     lower = {each.lower(): each for each in names}
     matches = difflib.get_close_matches(name.lower(), lower, n=1)
     return f" Did you mean {lower[matches[0]]!r}?" if matches else ""
+
+
+def printable(text: object, kept: str = "") -> str:
+    """Returns a text in which each control character, except those `kept`, is an escape code.
+
+    A file's name may hold sequences that a terminal obeys: "a\\x1b[2J.png" clears the screen.
+    """
+    def escaped(found: re.Match[str]) -> str:
+        return found[0] if found[0] in kept else found[0].encode("unicode_escape").decode()
+
+    return _ACTING.sub(escaped, str(text))

@@ -7,6 +7,7 @@ Only the chief uses the disk, because other workers may not see it. After each s
 have the same state.
 """
 
+import io
 import json
 import threading
 import time
@@ -17,7 +18,7 @@ from typing import Any
 
 import keras
 
-from towers.machine import hang, callback_internals
+from towers.machine import callback_internals, files, hang
 from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpoints import Checkpoint, Found
@@ -66,7 +67,7 @@ class Checkpointer:
             self.finished_step = None
             if (self.directory / run_dir.FINAL).is_file():
                 with suppress(OSError, ValueError):
-                    self.finished_step = int((self._checkpoints / run_dir.COMPLETE).read_text())
+                    self.finished_step = int(files.read_text(self._checkpoints / run_dir.COMPLETE))
         if self._workers.num_workers > 1:
             self._share()
         return self.found
@@ -77,13 +78,13 @@ class Checkpointer:
         text = json.dumps([found and [str(found.path), found.damaged], self.finished_step])
         said, self.finished_step = json.loads(self._workers.broadcast(text.encode()))
         if said is not None:
-            files = [
-                self._workers.broadcast((found.path / name).read_bytes() if found else b"")
-                for name in (checkpoints.MANIFEST, checkpoints.ARRAYS)
-            ]
+            contents = []
+            for name in (checkpoints.MANIFEST, checkpoints.ARRAYS):
+                with files.open_to_read(found.path / name) if found else io.BytesIO() as file:
+                    contents.append(self._workers.broadcast(file.read()))
             if found is None:
                 path = Path(said[0])
-                self.found = Found(path, checkpoints.from_bytes(path, *files), said[1])
+                self.found = Found(path, checkpoints.from_bytes(path, *contents), said[1])
 
     @contextmanager
     def expecting(self, what: str) -> Iterator[None]:
@@ -133,9 +134,12 @@ class Checkpointer:
         """Restores the variables, and the callbacks' state, from the checkpoint that was found."""
         if self.found is not None:
             state, arrays = self.found.checkpoint
+            states = state.get("callbacks", [])
+            if type(states) is not list or not all(type(each) is dict for each in states):
+                raise ValueError(f"{self.found.path} is forged: its callbacks have no states.")
             assign_arrays(self._variables(), arrays, self.found.path)
             if callbacks:
-                restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
+                restore_callbacks(self._callbacks, states, arrays, self.warn)
 
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
         """Copies the state and starts to write it. It waits only for the previous write.

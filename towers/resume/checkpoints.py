@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from towers.machine import files
 from towers.resume import run_dir
 
 FORMAT = 1
@@ -32,6 +33,7 @@ MANIFEST = "manifest.json"
 ARRAYS = "arrays.bin"
 NEWEST_KEPT = 3
 
+_DTYPE = re.compile("[a-z][a-z0-9_]*")  # other texts are programs for numpy.dtype
 _NAME = re.compile(r"epoch-([0-9]{1,18})-step-([0-9]{1,18})")
 LARGEST_MANIFEST = 2**26  # bytes; the results of a million epochs need far less
 
@@ -124,13 +126,13 @@ def read(path: Path) -> Checkpoint:
 
     Raises DamagedError if something differs, ValueError if a newer version of towers wrote it.
     """
-    name = MANIFEST
+    name = "the directory"
     try:
-        if (path / MANIFEST).stat().st_size > LARGEST_MANIFEST:
-            raise DamagedError(f"{MANIFEST} is too large")
-        manifest = (path / MANIFEST).read_bytes()
+        files.check_link(path)
+        name = MANIFEST
+        manifest = files.read(path / MANIFEST, LARGEST_MANIFEST)
         name = ARRAYS
-        with (path / ARRAYS).open("rb") as file:
+        with files.open_to_read(path / ARRAYS) as file:
             size = os.fstat(file.fileno()).st_size
             data = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) if size else b""
     except OSError as error:
@@ -146,6 +148,7 @@ def from_bytes(path: Path, manifest: bytes, data: bytes | mmap.mmap) -> Checkpoi
         if held["sha256"] != _sha256(json.dumps(content, sort_keys=True).encode()):
             raise DamagedError(f"{MANIFEST} is not what was written: its SHA-256 differs")
         version = content["format"]
+        state, arrays, size, digest = _entries(content) if version == FORMAT else ({}, [], 0, "")
     except (ValueError, KeyError, TypeError, RecursionError):
         raise DamagedError(f"{MANIFEST} is garbage") from None
     if version != FORMAT:
@@ -153,11 +156,20 @@ def from_bytes(path: Path, manifest: bytes, data: bytes | mmap.mmap) -> Checkpoi
             f"{path} has format {version}, and this version of towers reads {FORMAT}: "
             "resume with the version that wrote it, or a newer one."
         )
-    if len(data) != content["size"]:
-        raise DamagedError(f"{ARRAYS} has {len(data):,} bytes instead of {content['size']:,}")
-    if _sha256(data) != content["sha256"]:
+    if len(data) != size:
+        raise DamagedError(f"{ARRAYS} has {len(data):,} bytes instead of {size:,}")
+    if _sha256(data) != digest:
         raise DamagedError(f"{ARRAYS} is not what was written: its SHA-256 differs")
-    return Checkpoint(content["state"], dict(_cut(data, content["arrays"])))
+    return Checkpoint(state, dict(_cut(data, arrays)))
+
+
+def _entries(content: dict[str, Any]) -> tuple[dict[str, Any], list, int, str]:
+    """Returns the entries of a manifest; raises DamagedError if one is missing or is wrong."""
+    kinds = {"state": dict, "arrays": list, "size": int, "sha256": str}
+    for name, kind in kinds.items():
+        if type(content.get(name)) is not kind:
+            raise DamagedError(f"{MANIFEST} lacks a valid {name!r}")
+    return content["state"], content["arrays"], content["size"], content["sha256"]
 
 
 def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarray]]:
@@ -165,6 +177,8 @@ def _cut(data: bytes | mmap.mmap, entries: list) -> Iterator[tuple[str, np.ndarr
     begin = 0
     try:
         for name, dtype_name, shape in entries:
+            if not _DTYPE.fullmatch(dtype_name):
+                raise ValueError(dtype_name)
             dtype = np.dtype(getattr(ml_dtypes, dtype_name, dtype_name))
             count = math.prod(shape)
             end = begin + count * dtype.itemsize
@@ -210,7 +224,8 @@ def prune(newest: Path, best_step: int | None) -> None:
     run_dir.remove_temporary_files(newest.parent)
     for path in outdated(find(newest.parent), newest, best_step):
         # The manifest goes first: a removal that is interrupted then leaves no checkpoint.
-        (path / MANIFEST).unlink(missing_ok=True)
+        if not path.is_symlink():
+            (path / MANIFEST).unlink(missing_ok=True)
         run_dir.remove(path)
 
 

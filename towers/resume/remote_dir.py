@@ -57,9 +57,13 @@ class Mirror:
             raise OSError(f"{owner.rpartition(',')[0]} trains there now")
 
     def names(self) -> list[str]:
-        """Returns the names of the remote files, except the lock."""
+        """Returns the names of the remote files, except the lock.
+
+        A name with ".." would lead out of the copy, so it is left out.
+        """
         self._files.invalidate_cache()
-        return [name for name in self._files.find("") if name != _LOCK]
+        found = self._files.find("")
+        return [name for name in found if name != _LOCK and ".." not in Path(name).parts]
 
     def download(self, names: list[str]) -> None:
         """Downloads the files beside the checkpoints, and checkpoints up to the newest good one."""

@@ -21,6 +21,7 @@ import fnmatch
 import json
 import os
 import re
+import secrets
 import shlex
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from towers.machine import places
+from towers.machine import files, places
+from towers.machine.words import printable
 
 RUNS, CHECKPOINTS, PROFILE = Path("runs"), "checkpoints", "profile"
 CONFIG, CLASSES, RESULTS = "config.json", "classes.json", "results.csv"
@@ -47,7 +49,7 @@ def check(run_dir: str | None) -> None:
     with explained(path):
         names = set(os.listdir(path)) if path.is_dir() else set()
         names.difference_update(fnmatch.filter(names, _TEMPORARY))
-        if names and (names != {CONFIG} or (path / CONFIG).stat().st_size):
+        if names and (names != {CONFIG} or (path / CONFIG).lstat().st_size):
             raise not_empty(path, CONFIG in names)
         if path.exists() and not path.is_dir():
             raise ValueError(f"run_dir ({path}) is a file; name a directory.")
@@ -71,7 +73,7 @@ def create(run_dir: str | None, name: str, config: str, begun: Path = Path()) ->
     path = begun / named
     with explained(named):
         path.mkdir(parents=True, exist_ok=True)
-        with (path / CONFIG).open("a+", encoding="utf-8") as file:
+        with files.open_to_lock(path / CONFIG) as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # the next process waits until the text is written
             if (path / CONFIG).stat().st_size:  # not of `file`, which another process may replace
                 raise not_empty(path, holds_run=True)
@@ -100,7 +102,7 @@ def remove_temporary_files(directory: Path) -> None:
 
 def remove(path: Path) -> None:
     """Removes a file or a directory if there is one."""
-    if path.is_dir():
+    if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
@@ -114,9 +116,10 @@ def file_name(name: str) -> str:
 def write_atomically(path: Path, write: Callable[[Path], object]) -> None:
     """Replaces a file, or makes a directory, so that `path` never holds a part of the contents.
 
-    `write` gets a temporary path in the directory of `path`, with its suffix.
+    `write` gets a temporary path in the directory of `path`, with its suffix. Its name cannot be
+    guessed, so that no link of this name waits there. A link at `path` itself is replaced.
     """
-    temporary = path.with_name(f".{path.stem}.{os.getpid()}.tmp{path.suffix}")
+    temporary = path.with_name(f".{path.stem}.{secrets.token_hex(8)}.tmp{path.suffix}")
     try:
         write(temporary)
         flush_to_disk(temporary)
@@ -149,7 +152,8 @@ def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]
     """
     lines = [["epoch", *names, "seconds", "examples_per_second", "digest"]]
     for epoch, *numbers, digest in rows:
-        lines.append([str(int(epoch)), *(f"{number:.6g}" for number in numbers), digest])
+        figures = [f"{number:.6g}" for number in numbers]
+        lines.append([str(int(epoch)), *figures, printable(digest)])
     if rows:
         write_text(path, "".join(f"{','.join(line)}\n" for line in lines))
     else:
@@ -160,22 +164,24 @@ def write_results(path: Path, names: Sequence[str], rows: Sequence[Sequence[Any]
 def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
     """Holds a run's lock, which the system frees when the process ends or is killed.
 
-    It raises ValueError if another process holds the lock. Messages call the directory `argument`.
+    It raises ValueError if another process holds the lock, or if a link would lead elsewhere.
+    Messages call the directory `argument`.
     """
     with explained(path, argument):
+        files.check_link(path / CHECKPOINTS)
         (path / CHECKPOINTS).mkdir(parents=True, exist_ok=True)
-        file = (path / CHECKPOINTS / LOCK).open("a+", encoding="utf-8")
+        file = files.open_to_lock(path / CHECKPOINTS / LOCK)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            file.seek(0)
+            owner = file.read(20).decode(errors="replace").strip()
             raise ValueError(
-                f"{path} is in use: process {file.read(20).strip() or 'unknown'} trains there. "
+                f"{path} is in use: process {printable(owner) or 'unknown'} trains there. "
                 "Wait for its end, or stop it."
             ) from None
         file.truncate(0)
-        file.write(f"{os.getpid()}\n")
+        file.write(b"%d\n" % os.getpid())
         file.flush()
         os.register_at_fork(after_in_child=file.close)  # the child would hold the lock, too
         yield
@@ -209,14 +215,24 @@ def open_remote(url: str) -> Any:
     return DirFileSystem(root, files)
 
 
-def read_config(directory: str, argument: str = "run_dir") -> str | None:
-    """Returns config.json's text, None if there is none; ValueError if a URL is unreachable."""
-    with suppress(OSError, UnicodeDecodeError):
-        if not is_remote(directory):
-            return (Path(directory) / CONFIG).read_text(encoding="utf-8") or None
-        with explained(directory, argument), suppress(FileNotFoundError):
-            return str(open_remote(directory).cat_file(CONFIG).decode())
-    return None
+def read_config(directory: Path | str, argument: str = "run_dir") -> str | None:
+    """Returns config.json's text, or None if there is none or it is empty.
+
+    Raises ValueError if the file cannot be read, is a link or too large, or a URL is unreachable.
+    """
+    content = b""
+    with explained(directory, argument), suppress(FileNotFoundError, NotADirectoryError):
+        if is_remote(directory):
+            with open_remote(str(directory)).open(CONFIG, "rb") as file:
+                content = file.read(files.SMALL + 1)
+        else:
+            content = files.read(Path(directory) / CONFIG, files.SMALL)
+    try:
+        if len(content) > files.SMALL:
+            raise ValueError(f"it is larger than {files.SMALL:,} bytes")
+        return content.decode() or None
+    except ValueError as error:
+        raise ValueError(f"{argument} ({directory}): {CONFIG} is no text: {error}.") from None
 
 
 @contextmanager
@@ -224,6 +240,11 @@ def explained(path: Path | str, argument: str = "run_dir") -> Iterator[None]:
     """Turns errors of the system or of a protocol's package into ValueError with the argument."""
     try:
         yield
+    except files.RefusedError as error:
+        raise ValueError(
+            f"{argument} ({path}) cannot be used: {error}. Put a regular file or a folder in its "
+            "place, or remove it."
+        ) from None
     except Exception as error:
         if is_remote(path):  # each package raises different errors
             said, fix = reason(error), ""

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.machine.devices import count_cores
+from towers.machine.words import printable
 from towers.step.structures import gather_rows
 
 _ROWS = 16  # elements per batch: little Python time, and a slow source still shows progress
@@ -82,7 +83,7 @@ class Lines:
             return
         with suppress(OSError):
             text = f"{self._what}: {count:,} in {seconds:.0f} s{self._advice}"
-            print(text, file=sys.stderr, flush=True)
+            print(printable(text), file=sys.stderr, flush=True)
         self._due, self._advice = seconds + SECONDS_BETWEEN_LINES, ""
 
 

@@ -102,10 +102,10 @@ def test_a_run_exports_its_final_model_and_a_complete_one_or_its_file_does_later
         epochs=1, ema=0.9, learning_rate=0.1, export="first",
     ))
     assert "\nExport    first holds the model as a SavedModel\n" in capsys.readouterr().out
-    towers.train(TrainConfig(resume="run", export="second"))
-    towers.train(TrainConfig(resume="run"))  # nothing is exported anew
+    towers.train(TrainConfig(resume="run", trust_run_dir=True, export="second"))
+    towers.train(TrainConfig(resume="run", trust_run_dir=True))  # nothing is exported anew
     file = Path("run/final.keras")
-    evaluate_file(file_config(file, {"export": "third"}), file, Report())
+    evaluate_file(file_config(file, {"export": "third", "trust_run_dir": True}), file, Report())
     assert capsys.readouterr().out.count("it takes images divided by 255") == 2
     x = np.random.default_rng(0).random((3, 8, 8, 3), np.float32)
     expected = keras.saving.load_model(file)(x)

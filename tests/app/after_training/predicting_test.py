@@ -114,7 +114,8 @@ def _run(tmp_path_factory):
 
 def rows_of(run, out, tmp_path, **given):
     file = find_file(str(run), "predict")
-    predict_file(file_config(file, {"num_gpus": 2, **given}), file, str(tmp_path / "p.csv"), out)
+    config = file_config(file, {"num_gpus": 2, "trust_run_dir": True, **given})
+    predict_file(config, file, str(tmp_path / "p.csv"), out)
     return [line.split(",")[:-1] for line in (tmp_path / "p.csv").read_text().splitlines()]
 
 
@@ -131,7 +132,8 @@ def test_images_get_their_paths_and_their_classes_names(run, out, tmp_path):
                     ["c.png", "0", "cat"]]
     file = find_file(str(run), "evaluate")
     with pytest.raises(ValueError, match="photos holds no folder, one for each class"):
-        evaluate_file(file_config(file, {"data_dir": str(photos)}), file, out)
+        config = file_config(file, {"data_dir": str(photos), "trust_run_dir": True})
+        evaluate_file(config, file, out)
 
 
 def test_an_image_that_cannot_be_decoded_is_named_and_nothing_is_left(run, out, tmp_path):

@@ -2,6 +2,8 @@
 
 import os
 import sys
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from towers.app import datasets
 from towers.app.datasets import npz
 from towers.app.datasets.dataset import check_arrays
 from towers.app.datasets.user import from_splits
+from towers.machine import files
 
 A = np.arange(12, dtype="float64").reshape(4, 3)
 GOOD = (np.zeros((3, 2), np.float32), np.array([0, 1, 1]))
@@ -167,13 +170,38 @@ def test_an_error_names_the_file_and_what_is_wrong(archive, tmp_path):
     assert "y_train is not a file in the archive" in refusal(load, "npz", archive(y_train=None))
     for path, message in (
         (archive(x_test=x), "(x_test, y_test): example 1 holds nan"),
-        (str(tmp_path / "nothing.npz"), "it does not exist"),
-        (str(tmp_path), "it is no file"), (str(tmp_path / "pipe"), "it is no file"),
+        (str(tmp_path / "nothing.npz"), "No such file or directory"),
+        (str(tmp_path), "it is no regular"), (str(tmp_path / "pipe"), "it is no regular file"),
         (str(tmp_path / "text"), "not an .npz"), (str(tmp_path / "one.npy"), "not an .npz"),
     ):
         told = refusal(load, "npz", path)
         assert told.startswith(path) and message in told
     assert "dataset=npz needs data_dir=FILE.npz" in refusal(load, "npz")
+
+
+@pytest.mark.parametrize("method", ["ZIP_DEFLATED", "ZIP_BZIP2", "ZIP_LZMA"])
+def test_a_small_archive_that_would_fill_the_memory_is_an_error(method, tmp_path, monkeypatch):
+    """Python counts the memory that NumPy takes, too."""
+    monkeypatch.setattr(files, "EXPANDED", 2**20)
+    path = tmp_path / "bomb.npz"
+    with zipfile.ZipFile(path, "w", getattr(zipfile, method)) as archive:
+        for key in npz.KEYS:
+            with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
+                header = {"descr": "|u1", "fortran_order": False, "shape": (2**23, 1)}
+                np.lib.format.write_array_header_1_0(member, header)
+                member.write(bytes(2**23 if key == "x_train" else 0))
+    assert path.stat().st_size < 10_000
+    tracemalloc.start()
+    told = refusal(load, "npz", str(path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "expand to 8,38" in told and "more than 1,048,576, unless it is written without" in told
+    assert peak < 2**20
+
+
+def test_arrays_that_exceed_the_memory_are_an_error(archive, monkeypatch):
+    monkeypatch.setattr(npz, "usable_memory", lambda: 200)
+    assert "bytes, more than this machine's memory" in refusal(load, "npz", archive())
 
 
 def test_a_damaged_archive_is_an_error_with_its_name(archive):

@@ -104,7 +104,7 @@ MELODY = gzip.compress(ROW.encode(), mtime=0)
     (gzip.compress(ROW.replace("49", "4.5").encode()), "cannot be read: .*4.5"),
     (gzip.compress(f"{ROW}\n1, 2".encode(), mtime=0), "cannot be read"),
     (MELODY[:-20], "cannot be read"), (b"no gzip", "cannot be read: .*Not a gzipped file"),
-    (None, "cannot be read: .*not found"),
+    (None, "cannot be read: No such file or directory"),
 ])
 @pytest.mark.filterwarnings("ignore:loadtxt")
 def test_a_directory_of_ones_own_and_what_is_no_such_file(content, message, tmp_path):

@@ -165,7 +165,8 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     assert f"saved at step {saved_at}. Resume: " in capsys.readouterr().out
     assert (tmp_path / "run" / "results.csv").exists() == (part == "train")  # epoch 1's row
     path.write_bytes(content[0])
-    assert towers.train(TrainConfig(resume=str(tmp_path / "run"))) == undisturbed
+    again = TrainConfig(resume=str(tmp_path / "run"), trust_run_dir=True)
+    assert towers.train(again) == undisturbed
     assert loading.final_weights(tmp_path / "run") == loading.final_weights(tmp_path / "once")
 
 
@@ -184,11 +185,11 @@ def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
     assert values["image_size"] == "6x7x3"
     for path in folder.rglob("*.png"):
         loading.write_pixels(path, np.zeros((9, 9, 1)))
-    given = file_config(run_dir / "final.keras", {"num_gpus": 1})
+    given = file_config(run_dir / "final.keras", {"num_gpus": 1, "model": "tests.loading:model"})
     evaluate_file(given, run_dir / "final.keras", Report())
     assert "images of 6x7x3" in capsys.readouterr().out
     with pytest.raises(ValueError, match=r"cannot change image_size \(9x9, the run has 6x7x3\)"):
-        continued_config(str(run_dir), {"image_size": "9x9"})
+        continued_config(str(run_dir), {"image_size": "9x9", "trust_run_dir": True})
 
 
 # Files of all kinds: what a header says is what is decoded, upright and in its colors

@@ -263,13 +263,17 @@ def test_the_run_goes_on_without_the_worker_that_was_lost(ends, expected):
     (["train.py", "--resume=run", "--epochs=9"], "run", None),
     (["fit.py", "--run_dir=run"], "run", None),
     (["-m", "package.train", "--run_dir=run"], "run", None),
+    # the modules of a run that this command began are those that it named
+    (["train.py", "--run_dir=named"], "named", ["train.py", "--resume=named", "--trust_run_dir"]),
+    (["train.py", "--run_dir=named"], None, ["train.py", "--resume=named"]),
 ])
 def test_after_a_loss_train_py_resumes_and_others_start_again(
     words, announced, expected, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("run", "empty"):
+    for name in ("run", "empty", "named"):
         (tmp_path / name).mkdir()
+    (tmp_path / "named" / "config.json").write_text('{"model": "mine:model"}')
     (tmp_path / "run" / "config.json").write_text("{}")
     assert again(words, announced) == (expected or words)
 

@@ -6,16 +6,27 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from towers.machine import files
 from towers.resume import run_dir
 from towers.app.continued import check_modules
 from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role
 
 
+_LARGEST_CLASSES = 2**24  # bytes; the 21,841 names of ImageNet take a thirtieth
+
+
 def find_file(path: str, argument: str) -> Path:
     """Returns the .keras file itself, or the best one, else the final one, of a run's directory."""
     file = Path(path).expanduser()
-    for candidate in [file / run_dir.BEST, file / run_dir.FINAL] if file.is_dir() else [file]:
+    if not file.is_dir():
+        candidates = [file]
+    else:
+        candidates = [file / run_dir.BEST, file / run_dir.FINAL]
+        with run_dir.explained(path, argument):
+            for candidate in candidates:
+                files.check_link(candidate)
+    for candidate in candidates:
         if candidate.is_file():
             return candidate
     raise ValueError(
@@ -28,7 +39,7 @@ def class_names(file: Path) -> list[str]:
     """Returns the class names, by label, of the run in whose directory the file is; [] without."""
     path = file.parent / run_dir.CLASSES
     try:
-        names = json.loads(path.read_text(encoding="utf-8"))
+        names = json.loads(files.read_text(path, _LARGEST_CLASSES))
     except FileNotFoundError:
         return []
     except (OSError, ValueError, RecursionError):
@@ -50,14 +61,13 @@ def file_config(file: Path, given: Mapping[str, Any]) -> TrainConfig:
     """Returns the configuration to evaluate a file with, from the run's directory if it is in one.
 
     The fields that the user has `given` override the run's fields. If the run's configuration is
-    not valid, or names code in the run's directory, it raises ValueError.
+    not valid, or names code without `trust_run_dir`, it raises ValueError.
     """
-    try:
-        text = (file.parent / run_dir.CONFIG).read_text(encoding="utf-8")
-    except OSError:
+    text = run_dir.read_config(file.parent, "its run")
+    if text is None:
         return TrainConfig(**given)
     config = TrainConfig.from_json(text)
-    check_modules(config, given, file.parent, "its run")
+    check_modules(config, given, str(file.parent), "its run", USED)
     values = dataclasses.asdict(config)
     left_out = set(fields_with(Role.BEGINNING | Role.ONCE))
     if "dataset" in given:

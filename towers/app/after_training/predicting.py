@@ -25,7 +25,7 @@ from towers.app.reporting.report import Report, devices_line, format_loss, forma
 from towers.app.training.build import find_devices, reads_own_rows
 from towers.app.training.task import PYTHON, load_either
 from towers.machine.devices import place_towers
-from towers.machine.words import counted
+from towers.machine.words import counted, printable
 from towers.parallel.parallel_model import parallel_on
 from towers.resume.run_dir import write_atomically
 from towers.resume.source import InputOptions
@@ -128,14 +128,15 @@ def _write_csv(
         )
     labels, names = values.argmax(axis=1).tolist(), dict(enumerate(class_names))
     columns: dict[str, Sequence[object]] = {
-        "file": files,
+        "file": [printable(file) for file in files],
         "label": labels,
         # A model may have more outputs than there were classes.
-        "class": [names.get(label, "") for label in labels] if names else (),
+        "class": [printable(names.get(label, "")) for label in labels] if names else (),
         "probability": [f"{probability:.6g}" for probability in values.max(axis=1)],
     }
     known = {name: column for name, column in columns.items() if column}
-    # A file's name may not be valid UTF-8; its bytes are kept.
+    # A file's name may not be valid UTF-8; its bytes are kept. Control characters are not, because
+    # `cat` would send them to the terminal.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
         rows.writerow(known)

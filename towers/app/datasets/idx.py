@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from towers.app.datasets.dataset import Dataset
+from towers.app.datasets.dataset import Dataset, usable_memory
 from towers.app.datasets.image_folder import SUFFIXES
 from towers.app.datasets.user import from_splits
 from towers.app.named import one_line
+from towers.machine import files
 
 FILE_NAMES = tuple(
     f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
 )
 # The limit for the values in a gzipped file, twice the largest of the MNIST family (EMNIST ByClass,
-# 547 MB). Deflate packs up to 1032:1, so that a small file could fill all memory.
-MAX_GZIP_BYTES, _DEFLATE_RATIO = 2**30, 1032
+# 547 MB).
+MAX_GZIP_BYTES = 2**30
 _LOOKED_AT = 10_000  # names below a directory without IDX files; more would take seconds
 
 
@@ -97,17 +98,18 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database", section "File formats".
     """
     try:
-        with open(path, "rb") as file:
+        with files.open_to_read(path, follow=True) as file:
             stream: Any = file
             limit = os.path.getsize(path)
-            if file.peek(2)[:2] == b"\x1f\x8b":
+            if stream.peek(2)[:2] == b"\x1f\x8b":
                 stream = gzip.GzipFile(fileobj=file)
-                limit = min(MAX_GZIP_BYTES, _DEFLATE_RATIO * limit)
+                limit = min(MAX_GZIP_BYTES, files.most_expanded(limit))
             zeros, kind, rank = struct.unpack(">HBB", stream.read(4))
             if zeros != 0 or kind != 8 or not 1 <= rank <= 4:  # 8: unsigned bytes
                 raise ValueError("it begins neither with 00 00 08 01 (labels) nor with 00 00 08 03")
             shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
             size = math.prod(shape)
+            limit = min(limit, usable_memory())  # a sparse file may be larger than the memory
             if not 0 < size <= limit:
                 raise ValueError(f"its header promises {size:,} bytes; 1 to {limit:,} may be here")
             # One byte more finds a stream that is too long, and checks the sum of a gzipped one.

@@ -9,6 +9,7 @@ cannot decode, cannot convert to gray, or would not turn upright.
 """
 
 import hashlib
+import io
 import math
 import os
 from collections import Counter
@@ -27,10 +28,13 @@ from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 from towers.app.datasets.dataset import Dataset, fits
 from towers.app.datasets.tf_data import cause
 from towers.machine.devices import count_cores
+from towers.machine.files import RefusedError, open_to_read, read
+from towers.machine.words import printable
 from towers.resume.source import DataSource, Epoch, ExplainedBatches, as_written, of_examples
 
 Shape = tuple[int, int, int]
 
+LARGEST_IMAGE = 2**30  # bytes of a file; the pixels that Pillow accepts take less
 _SIXTEEN_BITS = ("I;16", "I;16B", "I;16L")  # Pillow's modes of gray images
 _GRAY = ("1", "L", "LA", *_SIXTEEN_BITS)
 
@@ -90,7 +94,7 @@ class ImageFiles(DataSource):
 def image_shape(path: Path) -> Shape:
     """Returns (height, width, 1 or 3) of an upright image, from its header; raises ValueError."""
     try:
-        with Image.open(path) as image:
+        with open_to_read(path, follow=True) as file, Image.open(file) as image:
             width, height = image.size
             # For a TIFF file, Pillow has already exchanged them.
             if _orientation(image) >= 5 and image.format != "TIFF":
@@ -114,14 +118,14 @@ def decode(path: Path, shape: Shape) -> np.ndarray:
 
 def _decoded(path: Path, channels: int) -> Any:
     """Decodes a file to [height, width, channels], uint8 or float32, from 0 to 255."""
-    with Image.open(path) as image:
+    contents = read(path, LARGEST_IMAGE, follow=True)
+    with Image.open(io.BytesIO(contents)) as image:
         kind, is_upright = image.format, _orientation(image) == 1
         # TensorFlow does not turn images upright, and cannot convert these kinds to gray.
         is_refused = channels == 1 and (kind == "GIF" or image.mode == "CMYK")
         if kind in ("JPEG", "MPO", "PNG", "GIF") and is_upright and not is_refused:
             # PNG may have 16 bits; 8 bits are multiplied by 257, so that the division is exact.
             dtype = tf.uint16 if kind == "PNG" else tf.uint8
-            contents = tf.io.read_file(str(path))
             pixels = tf.io.decode_image(contents, channels, dtype, expand_animations=False)
             return tf.cast(pixels, tf.float32) / 257 if kind == "PNG" else pixels
         image.load()
@@ -147,7 +151,9 @@ def _orientation(image: Image.Image) -> int:
 def _undecodable(path: Path, error: Exception) -> ValueError:
     unknown = isinstance(error, UnidentifiedImageError)
     why = "it is no image that TensorFlow or Pillow knows" if unknown else cause(error)
-    return ValueError(f"{path} cannot be decoded: {why}. Convert it to PNG, or remove it.")
+    why = str(error.strerror) if isinstance(error, RefusedError) else why
+    name = printable(path)
+    return ValueError(f"{name} cannot be decoded: {why}. Convert it to PNG, or remove it.")
 
 
 SUFFIXES = (

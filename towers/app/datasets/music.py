@@ -1,5 +1,6 @@
 """Loads melodies: 18,571 training and 2,803 test examples of 49 MIDI notes and the next note."""
 
+import io
 import os
 import zlib
 from pathlib import Path
@@ -8,6 +9,7 @@ import numpy as np
 
 from towers.app.datasets.dataset import Arrays, Dataset
 from towers.app.named import one_line
+from towers.machine import files
 
 NUM_CLASSES, NUM_STEPS = 128, 49
 EMBEDDED_DIR = Path(__file__).parent / "data" / "music"
@@ -30,12 +32,14 @@ def load(data_dir: str | os.PathLike | None = None) -> Dataset:
 
 def _read(path: Path) -> Arrays:
     try:
-        notes = np.loadtxt(path, delimiter=",", dtype=np.int32, ndmin=2)
+        text = io.StringIO(files.read_gzip(path).decode())
+        notes = np.loadtxt(text, delimiter=",", dtype=np.int32, ndmin=2)
         if notes.shape[0] == 0 or notes.shape[1] != NUM_STEPS + 1:
             raise ValueError(f"it has {notes.shape[0]} rows of {notes.shape[1]} notes, not of 50")
         if len(wrong := np.argwhere((notes < 0) | (notes >= NUM_CLASSES))):
             row, note = wrong[0]
             raise ValueError(f"note {note} of row {row} is {notes[row, note]}, not in 0 to 127")
     except (EOFError, OSError, ValueError, zlib.error) as error:
-        raise ValueError(f"{path} cannot be read: {one_line(error)}; copy it again.") from None
+        reason = getattr(error, "strerror", None) or one_line(error)
+        raise ValueError(f"{path} cannot be read: {reason}; copy it again.") from None
     return np.ascontiguousarray(notes[:, :-1]), np.ascontiguousarray(notes[:, -1])

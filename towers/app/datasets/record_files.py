@@ -16,6 +16,7 @@ from towers.app.datasets.tf_data import Streamed, cause
 from towers.app.datasets.user import named_classes, of_splits
 from towers.app.named import one_line
 from towers.app.reading.examples import ArrayRecords
+from towers.machine.files import open_to_read
 from towers.resume.source import Epoch, count_elements
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of TESTS that exists is used
@@ -134,7 +135,7 @@ def count_records(path: str) -> tuple[int, str]:
     """Returns the number of records in a file, and its compression: "", "GZIP" or "ZLIB"."""
     count = 0
     try:
-        with open(path, "rb") as file:
+        with open_to_read(path, follow=True) as file:
             head = file.read(2)
             size, place = os.fstat(file.fileno()).st_size, 0
             while place < size:  # the lengths of the records suffice, unless they are compressed

@@ -15,7 +15,9 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
-from towers.app.command_line import OTHER_FAILURE, Terminated, USER_MISTAKE, show
+from towers.app.command_line import OTHER_FAILURE, Terminated, USER_MISTAKE, pass_on, show
+from towers.app.config import TrainConfig
+from towers.app.continued import named_modules
 from towers.app.launch.supervise import End, supervise
 from towers.machine import nvidia
 from towers.machine.signals import handled_by
@@ -106,7 +108,7 @@ def launch(
             if why is None:
                 return 0
             if not why.is_loss:
-                show("\n".join(why.errors) or f"error: {why}.", is_error=True)
+                pass_on("\n".join(why.errors) or f"error: {why}.", is_error=True)
                 return why.code
             words = again(words, directory)
             lost, what = loss(ends, why)
@@ -120,7 +122,7 @@ def launch(
                 few = f"and --min_workers ({min_workers}) is more than the {len(left)} left"
                 error = (f"error: {what}, {after if restarts == max_restarts else few}. To "
                          f"continue, give the launcher behind --: {shlex.join(words)}")
-                show("\n".join([*(why.errors if why.code < 0 else ()), error]), is_error=True)
+                pass_on("\n".join([*(why.errors if why.code < 0 else ()), error]), is_error=True)
                 return OTHER_FAILURE if restarts == max_restarts else LOST_WORKER
             restarts += 1
             show(f"Restart   {what}: {shlex.join(words)} continues with "
@@ -166,6 +168,10 @@ def again(words: Sequence[str], announced: str | None) -> list[str]:
     given = "\0".join(words)  # absl takes --name=value and --name value; the last one counts
     run_dirs = [*re.findall(r"\0--?run_dir[=\0]([^\0]*)", given), *filter(None, [announced])]
     is_new = Path(words[0]).name in ("train.py", INSTALLED) and "\0--resume" not in given
-    if is_new and run_dirs and read_config(run_dirs[-1]) is not None:
-        return [words[0], f"--resume={run_dirs[-1]}"]
-    return list(words)
+    text = read_config(run_dirs[-1]) if is_new and run_dirs else None
+    if text is None:
+        return list(words)
+    trust = []
+    if run_dirs[-1] == announced:  # this command has begun the run, so it has named its modules
+        trust = ["--trust_run_dir"] if named_modules(TrainConfig.from_json(text)) else []
+    return [words[0], f"--resume={run_dirs[-1]}", *trust]

@@ -14,7 +14,7 @@ from threading import Thread
 from typing import IO, NamedTuple
 
 from towers.app import child_process
-from towers.app.command_line import HUNG_UP, INTERRUPTED, TERMINATED, show
+from towers.app.command_line import HUNG_UP, INTERRUPTED, TERMINATED, pass_on
 from towers.workers.cluster import LOST_WORKER
 
 _PAUSE = 0.05  # seconds between two looks at which workers have ended
@@ -85,7 +85,7 @@ class Worker:
             self._held_since = min(self._held_since, time.monotonic())
             self._held.append(marked)
         else:
-            show(marked, is_error)
+            pass_on(marked, is_error)  # a script may color its lines
             title = _TITLE.fullmatch(text)
             self.directory = title[1] if title else self.directory
 
@@ -93,7 +93,7 @@ class Worker:
         """Shows held lines after so many seconds, because they were no error."""
         if time.monotonic() >= self._held_since + seconds:
             for line in self._held:
-                show(line, is_error=True)
+                pass_on(line, is_error=True)
             self._held, self._held_since = [], math.inf
 
     def has_ended(self) -> bool:

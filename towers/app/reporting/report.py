@@ -17,12 +17,13 @@ from rich.live import Live
 
 from towers.app.command_line import as_flags, train_command
 from towers.app.config import TrainConfig
+from towers.app.continued import named_modules
 from towers.app.training.build import Run
 from towers.app.training.task import is_python
-from towers.machine import hang, places
+from towers.machine import files, hang, places
 from towers.machine.devices import placement
 from towers.machine.user_lines import TowersWarning
-from towers.machine.words import counted
+from towers.machine.words import counted, printable
 from towers.resume.checkpointer import Found
 from towers.resume.run_dir import BEST, FINAL
 from towers.resume.source import num_steps
@@ -63,7 +64,7 @@ class Report:
 
         On a terminal, it stands above the updated line.
         """
-        text = self._prefix.sub("", text)
+        text = printable(self._prefix.sub("", text))
         with self._stream_may_end():
             if self._console is not None:
                 self._console.print(text, style="yellow" if text.startswith("Warning") else None)
@@ -71,8 +72,8 @@ class Report:
                 print(text, file=self._stream, flush=True)
         try:
             if self.log is not None:
-                with self.log.open("a", encoding="utf-8", errors="backslashreplace") as file:
-                    file.write(text.rstrip() + "\n")
+                with files.open_to_append(self.log) as file:
+                    file.write(f"{text.rstrip()}\n".encode(errors="backslashreplace"))
         except OSError as error:
             path, self.log = self.log, None
             self.warn(f"{path} cannot be written any more ({error.strerror}); training continues.")
@@ -103,7 +104,7 @@ class Report:
 
     def ongoing(self, line: str) -> None:
         """Shows progress in the line that is updated in place; a pipe gets one more line."""
-        self._shown_at = time.monotonic()
+        self._shown_at, line = time.monotonic(), printable(line)
         if self._console is not None:
             with self._stream_may_end():
                 if self._live is None:
@@ -241,11 +242,14 @@ def num_skipped(run: Run, train_state: TrainState) -> int:
 
 def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> str:
     """Returns the command that continues a run: "python train.py --resume=runs/cnn-mnist-001"."""
-    given = {"resume": str(directory), **changed}
+    given: dict[str, Any] = {"resume": str(directory), **changed}
+    if named_modules(config):
+        given["trust_run_dir"] = True
     if is_python(config):  # its model or data are objects of a script
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         return f"the same script, with towers.TrainConfig({values})"
-    flags = [f"--{name}={shlex.quote(value)}" for name, value in given.items()]
+    flags = [f"--{name}" if value is True else f"--{name}={shlex.quote(value)}"
+             for name, value in given.items()]
     return " ".join([train_command(), *flags])
 
 

@@ -19,7 +19,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,11 @@ from towers.app.named import one_line
 from towers.app.sweep import table
 from towers.app.sweep.chart import draw_sweep
 from towers.app.sweep.table import Row, advice
-from towers.machine import nvidia
+from towers.machine import files, nvidia
 from towers.machine.words import counted
 from towers.resume import run_dir
 
-SETTINGS, TABLE, CHART = "sweep.json", "sweep.csv", "sweep.png"
+SETTINGS, TABLE, CHART, CELLS = "sweep.json", "sweep.csv", "sweep.png", "cells"
 
 
 def make_cells(
@@ -122,7 +122,8 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() and not any(out_dir.iterdir()):
                 run_dir.write_text(path, json.dumps(now, indent=2) + "\n")
-            then = json.loads(path.read_text(encoding="utf-8"))
+            then = json.loads(files.read_text(path))
+            files.check_link(out_dir / CELLS)
         except BlockingIOError:
             raise ValueError(
                 f"out_dir ({out_dir}) is in use by another sweep. Wait for its end, or stop it."
@@ -146,7 +147,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
 def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> Row:
     """Runs train.py for one cell in a separate process; returns the row, also of a failure."""
     label, batch_size, num_gpus = row.key
-    path = out_dir / "cells" / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
+    path = out_dir / CELLS / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
     shutil.rmtree(path, ignore_errors=True)  # left by an earlier attempt
     given = {**config.given(), "run_dir": path}
     command = [*train, *(f"--{name}={value}" for name, value in given.items())]
@@ -171,6 +172,12 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
         return row._replace(error=f"the run left no figures: {one_line(error)}.")
 
 
+def _ran_on_gpus(log: Path) -> bool:
+    with suppress(OSError), files.open_to_read(log) as file:
+        return re.search(rb"^Devices .*/gpu:", file.read(files.SMALL), re.MULTILINE) is not None
+    return False
+
+
 def _line(row: Row) -> str:
     """Returns "cnn  batch   128 on 2,    64 a tower     3,912 examples/s  val_accuracy 0.953"."""
     where = f"batch {row.batch_size:>5,} on {row.num_gpus}, {row.per_tower_batch:>5,} a tower"
@@ -182,8 +189,7 @@ def _line(row: Row) -> str:
 
 def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
     """Draws the picture, prints the last lines, and returns the rows."""
-    logs = [path.read_text(errors="replace") for path in out_dir.glob(f"cells/*/{run_dir.LOG}")]
-    on_gpus = any(re.search(r"^Devices .*/gpu:", log, re.MULTILINE) for log in logs)
+    on_gpus = any(map(_ran_on_gpus, out_dir.glob(f"{CELLS}/*/{run_dir.LOG}")))
     done = [row for row in rows if not row.error]
     written = [TABLE]
     if done:

@@ -8,9 +8,13 @@ from pathlib import Path
 from statistics import harmonic_mean
 from typing import Any, NamedTuple
 
+from towers.machine import files
 from towers.machine.places import LostDirectoryError
 from towers.machine.words import counted
 from towers.resume.run_dir import write_text
+
+
+_LARGEST = 2**24  # bytes of a table
 
 
 class Row(NamedTuple):
@@ -42,8 +46,7 @@ class Row(NamedTuple):
 
 def filled_row(row: Row, results: Path) -> Row:
     """Returns a finished cell's row, with the figures from its run's results.csv."""
-    with results.open(newline="", encoding="utf-8") as file:
-        epochs = list(csv.DictReader(file))
+    epochs = list(csv.DictReader(io.StringIO(files.read_text(results, _LARGEST), newline="")))
     return row._replace(
         epochs=len(epochs),
         accuracy=float(epochs[-1]["accuracy"]),
@@ -99,16 +102,16 @@ def read_table(path: Path) -> list[Row]:
             return text
         return None if text == "" else int(text) if kind in (int, int | None) else float(text)
 
-    if not path.exists():
+    try:
+        lines = list(csv.DictReader(io.StringIO(files.read_text(path, _LARGEST), newline="")))
+        return [Row(**{name: value(name, line[name]) for name in line}) for line in lines]
+    except FileNotFoundError:
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        try:
-            lines = list(csv.DictReader(file))
-            return [Row(**{name: value(name, line[name]) for name in line}) for line in lines]
-        except (TypeError, ValueError, KeyError) as error:
-            raise ValueError(
-                f"{path} is not what a sweep wrote ({error}); name another `out_dir`."
-            ) from None
+    except (OSError, TypeError, ValueError, KeyError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise ValueError(
+            f"{path} is not what a sweep wrote ({why}); name another `out_dir`."
+        ) from None
 
 
 def advice(rows: Sequence[Row], on_gpus: bool) -> str:

@@ -162,7 +162,7 @@ def _prepare_model(
         found = override_optimizer(model.optimizer, config, steps_an_epoch)
         if found is not model.optimizer:
             recompile(model, found)
-    else:  # without label smoothing, so that its file loads without towers
+    else:  # by the names of Keras, so that its file loads without towers
         found = make_optimizer(config, config.optimizer or optimizer, steps_an_epoch)
         model.compile(found, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return notes + (schedule_notes(config, steps_an_epoch) if config.has_schedule else [])

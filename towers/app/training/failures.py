@@ -9,6 +9,7 @@ from pathlib import Path
 import tensorflow as tf
 
 from towers.app.config import TrainConfig
+from towers.machine import files
 from towers.machine.words import counted
 
 # TensorFlow's kernels, XLA and Python functions word the refusal differently.
@@ -40,7 +41,7 @@ def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator
         if isinstance(error, tf.errors.CancelledError) and log is not None:
             text = ""
             with suppress(OSError):
-                text = log.read_text(encoding="utf-8", errors="replace")
+                text = files.read_end(log, 2**24)
             is_exhausted = "RESOURCE_EXHAUSTED" in text
         if config.deterministic and _REFUSAL.search(text):
             raise ValueError(refusal(text)) from error
