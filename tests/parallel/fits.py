@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 import towers
+from towers.resume import resumed_fit
 
 L = keras.layers
 STEPS = 8  # two epochs of 25 examples: 7, 7, 7 and 4
@@ -79,6 +80,7 @@ class Fits:
         `after` and `call` are those of an Interrupt; `options` are of fit, and `every`.
         """
         resume = towers.Resume(directory, every=options.pop("every", 1))
+        resumed_fit.completed.clear()  # as in a new process
         is_new = not (directory / "checkpoints").exists()
         for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
             is_rate = "learning_rate" in variable.path  # which each process compiles alike

@@ -24,6 +24,7 @@ from towers.resume.checkpoints import Checkpoint, Found
 from towers.resume.remote_dir import Mirror
 from towers.resume.snapshot import (
     OPTIONS, assign_arrays, callbacks_arrays, callbacks_state, copy_arrays, restore_callbacks,
+    stops_again,
 )
 from towers.resume.train_state import TrainState
 from towers.workers import watch
@@ -136,6 +137,13 @@ class Checkpointer:
             assign_arrays(self._variables(), arrays, self.found.path)
             if callbacks:
                 restore_callbacks(self._callbacks, state.get("callbacks", []), arrays, self.warn)
+
+    def settle_stop(self, train_state: TrainState) -> None:
+        """Lets a stopped run continue, unless the callbacks' saved state would stop it again."""
+        assert self.found is not None
+        states = self.found.checkpoint.state.get("callbacks", [])
+        loss = train_state.newest_loss
+        train_state.stopped &= stops_again(self._callbacks, states, loss)
 
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
         """Copies the state and starts to write it. It waits only for the previous write.
