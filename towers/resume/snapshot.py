@@ -17,6 +17,7 @@ import tensorflow as tf
 from towers.machine.callback_internals import CALLBACK_FIELDS, says_averages
 from towers.resume.checkpoints import json_copy
 from towers.resume.train_state import plain
+from towers.resume.unsaved import Watched
 from towers.step import TowerStep
 
 OPTIONS, FULL_BATCH = "options", "full batch"  # in a checkpoint's state
@@ -150,6 +151,14 @@ def callbacks_state(callbacks: Sequence[Any], warn: Callable[[str], None]) -> li
     A custom callback has a state if it defines `get_state()` -> JSON values and `set_state(value)`.
     """
     return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
+
+
+def watch_callbacks(callbacks: Sequence[Any]) -> list[Watched]:
+    """Watches callbacks that do not say by two methods what their state is."""
+    return [
+        Watched(callback, (*_CALLBACK_FIELDS, _BEST_WEIGHTS)) for callback in callbacks
+        if not (hasattr(callback, "get_state") and hasattr(callback, "set_state"))
+    ]
 
 
 def _class(callback: Any) -> str:
