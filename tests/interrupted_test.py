@@ -15,6 +15,7 @@ import pytest
 
 import towers
 from tests import processes
+from tests.bits import bits
 from tests.parallel.fits import STEPS, Fits, Interrupt, rows
 from tests.resume import loaders
 from towers.resume import checkpoints, run_dir
@@ -43,7 +44,7 @@ def examples(count=25):
 
 
 def digest(values):
-    return hashlib.sha256(b"".join(v.numpy().tobytes() for v in values)).hexdigest()
+    return hashlib.sha256(b"".join(map(bits, values))).hexdigest()
 
 
 class Train:

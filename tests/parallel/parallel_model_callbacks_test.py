@@ -241,7 +241,7 @@ def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights(monkeypatc
     options = {"batch_size": 3, "epochs": 2, "shuffle": False, "verbose": 0}
     parallel, histories, digests = towers.make_parallel(model, 2, num_towers=3), [], []
     for callbacks in ([towers.NoiseScale()], []):  # whose second fit forgets the first
-        for variable, value in zip(variables, first):
+        for variable, value in zip(variables, first, strict=True):
             variable.assign(value)
         histories.append(parallel.fit(X, Y, callbacks=callbacks, **options).history)
         digests.append(towers.digest(model))

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.bits import bits
 from tests.conformance.cases import noisy
 from tests.conformance.cases import rows as random_rows
 from tests.parallel.fits import Fits, Interrupt, classifier, rows
@@ -148,7 +149,7 @@ def fit_fresh(make, directory, data=rows, every=2):
         callbacks=[towers.Resume(directory, every=every)])
     optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
     values = [*model.variables, *(v for o in optimizers for v in o.variables)]
-    return history.history, [v.numpy().tobytes() for v in values]
+    return history.history, [bits(v) for v in values]
 
 
 def forget(directory, step):
