@@ -3,6 +3,7 @@
 import contextlib
 import ctypes
 import fnmatch
+import functools
 import gc
 import glob
 import os
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it at import
@@ -26,6 +28,24 @@ for ignored, handler in (
 ):  # of what a script starts with "&" or nohup: processes of tests, too, obey these
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, handler)
+
+
+def _of_finite_values(compare: Callable) -> Callable:
+    """Makes a comparison of numpy.testing fail for NaN and infinity, which NumPy finds equal."""
+    @functools.wraps(compare)
+    def compare_finite(actual: Any, desired: Any, *args: Any, **options: Any) -> None:
+        __tracebackhide__ = True
+        for value in map(np.asarray, (actual, desired)):
+            is_number = value.dtype.kind not in "OSUbiu"
+            assert not is_number or np.isfinite(value).all(), "values that are not finite"
+        compare(actual, desired, *args, **options)
+
+    return compare_finite
+
+
+# A test that expects NaN or infinity says so by np.isnan or np.isinf.
+np.testing.assert_allclose = _of_finite_values(np.testing.assert_allclose)
+np.testing.assert_array_equal = _of_finite_values(np.testing.assert_array_equal)
 
 
 def pytest_configure(config: pytest.Config) -> None:

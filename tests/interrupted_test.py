@@ -15,6 +15,7 @@ import pytest
 
 import towers
 from tests import processes
+from tests.bits import bits
 from tests.parallel.fits import STEPS, Fits, Interrupt, rows
 from tests.resume import loaders
 from towers.resume import checkpoints, run_dir
@@ -43,7 +44,7 @@ def examples(count=25):
 
 
 def digest(values):
-    return hashlib.sha256(b"".join(v.numpy().tobytes() for v in values)).hexdigest()
+    return hashlib.sha256(b"".join(map(bits, values))).hexdigest()
 
 
 class Train:
@@ -177,19 +178,63 @@ class InValidation(C.Callback):
             raise InterruptedError
 
 
-class Stop(C.Callback):
+class TimeLimit(C.Callback):
+    """Stops the training after so many steps of this process, like the end of a job's time."""
+
+    def __init__(self, left):
+        super().__init__()
+        self.left = left
+
     def on_train_batch_end(self, batch, logs=None):
-        self.model.stop_training = batch == 2
+        self.left -= 1
+        if self.left == 0:
+            self.model.stop_training = True
+
+    def get_state(self):
+        return None
+
+    def set_state(self, state):
+        """Begins again in each process."""
 
 
 @pytest.mark.telling("fit")
-def test_a_stop_within_an_epoch_holds_after_its_validation_was_interrupted(entry, tmp_path):
-    """The steps that the stop left out are not repeated."""
-    whole = entry.run(tmp_path / "whole", callbacks=lambda: [Stop()])
-    assert len(whole[0]["loss"]) == 1
+def test_a_run_that_a_callback_stops_goes_on_at_the_next_start(entry, uninterrupted, tmp_path):
+    """In mid-epoch, at the end of an epoch, and if the validation after it is interrupted, too."""
+    def stopped(after, *others):
+        return entry.run(tmp_path / "run", callbacks=lambda: [TimeLimit(after), *others])
+
+    assert len(stopped(2)[0]["loss"]) == 1
+    assert len(stopped(2)[0]["loss"]) == 1  # of 4 steps
     with pytest.raises(InterruptedError):
-        entry.run(tmp_path / "run", callbacks=lambda: [Stop(), InValidation()])
-    assert entry.run(tmp_path / "run", callbacks=lambda: [Stop()]) == whole
+        stopped(1, InValidation())
+    assert len(stopped(1)[0]["loss"]) == 2
+    assert entry.run(tmp_path / "run") == uninterrupted(entry)
+
+
+class OwnStop(C.EarlyStopping):
+    """Also has a state of its own."""
+
+    def get_state(self):
+        return [self.wait, self.best]
+
+    def set_state(self, state):
+        self.wait, self.best = state
+
+
+@pytest.mark.telling("fit-OwnStop")
+@pytest.mark.parametrize("kind", [C.EarlyStopping, OwnStop])
+def test_a_run_that_early_stopping_has_ended_is_complete(entry, kind, tmp_path, capsys):
+    """It stays so with more epochs; a larger patience lets it go on."""
+    def run(patience, epochs):
+        early = kind("loss", min_delta=9.0, patience=patience)
+        return entry.run(tmp_path / "run", callbacks=lambda: [early], epochs=epochs)
+
+    first = run(1, 5)
+    assert len(first[0]["loss"]) == 2
+    assert run(1, 6) == first
+    said = capsys.readouterr().out
+    assert "Already complete: 2 epochs, stopped early, " in said
+    assert len(run(2, 6)[0]["loss"]) == 3
 
 
 class Count(C.Callback):

@@ -101,6 +101,7 @@ CROSS_CUTTING = {
     "interrupted_test": "train.py and fit with towers.Resume: what was interrupted goes on",
     "everyday_flags_test": "loop: what the flags of optimizer, loss and model make of a run",
     "gpu_test": "what needs a GPU, of every folder",
+    "bits_test": "the tests' own: tests/bits.py, tests/conftest.py and what compares",
     "isolation_test": "the tests' own: tests/isolation.py",
     "layout_test": "all modules",
     "notebook_test": "examples/quickstart.ipynb, and what all of towers tells in a kernel",

@@ -180,7 +180,9 @@ def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, u
     done = run(TRAIN, flag, "--max_steps=2", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
     assert done.returncode == 2
     assert done.stderr == f"error: {line}. The whole traceback {traceback}.\n"
-    for log in tmp_path.glob("runs/*/log.txt"):
+    logs = list(tmp_path.glob("runs/*/log.txt"))
+    assert len(logs) == ("log.txt" in traceback)
+    for log in logs:
         assert "in on_train_batch_end\n    int(\"one\")" in log.read_text()
 
 

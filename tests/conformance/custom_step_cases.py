@@ -295,7 +295,7 @@ class FastWeights(MetaLearner):
             with tf.GradientTape() as inner:
                 inner.watch(fast)
                 inner_loss = tf.reduce_mean((tf.matmul(x, fast) - y) ** 4)
-            fast = fast - 0.05 * inner.gradient(inner_loss, fast)
+            fast = fast - 0.005 * inner.gradient(inner_loss, fast)  # 0.05 ends in NaN
         return fast, inner_loss
 
 

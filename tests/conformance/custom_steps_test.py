@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.bits import bits
 from tests.conformance.gans import GAN
 from tests.conformance.custom_step_cases import OWN
 from tests.custom_step.steps import fit_alike
@@ -68,7 +69,7 @@ def trained_bits(cls, num_towers=None, num_devices=1, default_device="/cpu:0"):
         history = model.fit(noisy_rows(), batch_size=16, epochs=2, shuffle=False, verbose=0).history
     assert np.isfinite(history["d_loss"]).all()
     variables = [*model.variables, *model.d_optimizer.variables, *model.g_optimizer.variables]
-    return [v.numpy().tobytes() for v in variables], history
+    return [bits(v) for v in variables], history
 
 
 @pytest.mark.telling("DrawsByTensorFlow-3-*")

@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.bits import bits
 from tests.parallel.fits import rows
 from tests.step.small_step import partition_graphs
 from towers.machine.devices import REHEARSAL
@@ -119,7 +120,7 @@ def fitted(
 
 
 def assert_same_bits(here, there):
-    assert [v.tobytes() for v in here[0]] == [v.tobytes() for v in there[0]]
+    assert [bits(v) for v in here[0]] == [bits(v) for v in there[0]]
     assert here[1:] == there[1:]
 
 

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 
+from tests.bits import bits
 from tests.conformance.cases import BUILDERS, NOISE, Noise, ODD, fan_out, noisy, rows
 from towers.machine import devices
 from towers.machine.devices import GPU
@@ -26,9 +27,9 @@ def train(build, batches, num_towers, num_devices, **options):
                      devices=devices.tower_devices(num_devices, "cpu"), **options)
     digest = hashlib.sha256()
     for batch in batches:
-        digest.update(np.float64(step(*batch)["loss"]).tobytes())
+        digest.update(bits(np.float64(step(*batch)["loss"])))
     for variable in [*model.variables, *step.optimizer.variables]:
-        digest.update(variable.numpy().tobytes())
+        digest.update(bits(variable))
     return digest.hexdigest()
 
 

@@ -19,6 +19,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.bits import bits
 from tests.conformance.cases import BUILDERS, ODD, noisy, rows
 from tests.conformance.custom_step_cases import OWN, VAE, OwnCase
 from tests.conformance.gans import update
@@ -132,7 +133,7 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_device
         predicted = tf.nest.flatten(step.predict_batch(values[0]), expand_composites=True)
         digest.update(b"".join(value.numpy().tobytes() for value in predicted))
     for variable in [*model.variables, *step.optimizer.variables, *step.unlisted_variables]:
-        digest.update(variable.numpy().tobytes())
+        digest.update(bits(variable))
     return digest.hexdigest()
 
 
@@ -154,7 +155,7 @@ def fit(num_towers, make, data, batch_norm="synchronized"):
         found.append([value.tobytes() for value in keras.tree.flatten(predicted)])
     digest = hashlib.sha256(repr(found).encode())
     for variable in model.variables:
-        digest.update(variable.numpy().tobytes())
+        digest.update(bits(variable))
     return digest.hexdigest()
 
 

@@ -25,6 +25,15 @@ def test_all_layers():
     assert len(layers) == len(set(map(id, layers)))
 
 
+def test_auto_jit_compile(monkeypatch):
+    model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
+    for kind in ("CPU", "GPU"):
+        devices = [tf.config.PhysicalDevice(f"/physical_device:{kind}:0", kind)]
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_, found=devices: found)
+        model.compile("sgd", "mse")
+        assert keras_internals.auto_jit_compile(model) == model.jit_compile == (kind == "GPU")
+
+
 def test_calls_in_order():
     inner = keras.Sequential([keras.Input((3,)), L.Dense(3, name="deep"), L.ReLU(name="relu")])
     shared = L.Dense(3, name="shared")

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 import towers
+from towers.resume import resumed_fit
 
 L = keras.layers
 STEPS = 8  # two epochs of 25 examples: 7, 7, 7 and 4
@@ -79,8 +80,9 @@ class Fits:
         `after` and `call` are those of an Interrupt; `options` are of fit, and `every`.
         """
         resume = towers.Resume(directory, every=options.pop("every", 1))
+        resumed_fit.completed.clear()  # as in a new process
         is_new = not (directory / "checkpoints").exists()
-        for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
+        for variable, value in self._first_values():
             is_rate = "learning_rate" in variable.path  # which each process compiles alike
             variable.assign(value if is_new or is_rate else value + 3)
         stop = [] if after is None else [Interrupt(after, call)]
@@ -88,7 +90,7 @@ class Fits:
 
     def plain(self, **options):
         """The same without a Resume."""
-        for variable, value in zip(variables(self.model), vars(self.model)["first_values"]):
+        for variable, value in self._first_values():
             variable.assign(value)
         return self._run([], seed=self._seeds[0], **options)
 
@@ -101,6 +103,9 @@ class Fits:
                 continue
             raise AssertionError("not interrupted")
         return self.fit(directory, **options)
+
+    def _first_values(self):
+        return zip(variables(self.model), vars(self.model)["first_values"], strict=True)
 
     def _run(self, callbacks, *, seed, **options):
         keras.utils.set_random_seed(seed)

@@ -52,10 +52,14 @@ def write_digest(out, parallel, *others):
 def fit(out, *killed):
     """Training, validation, evaluation and prediction, with checkpoints on the chief's disk alone.
 
-    killed: if given, the process kills itself in step 6; else it resumes the fit.
+    killed: if given, one worker stops the fit after step 5, and the process kills itself in step 6;
+        else it resumes the fit.
     """
     def kill(batch, logs):
-        if killed and int(parallel.optimizer.iterations) == 6:
+        step = int(parallel.optimizer.iterations)
+        if killed and step == 5 and index == 1:
+            parallel.stop_training = True
+        if killed and step == 6:
             os.kill(os.getpid(), signal.SIGKILL)
 
     index = towers.join_workers().index
@@ -63,8 +67,10 @@ def fit(out, *killed):
     random.seed(index)  # the order of the examples is the chief's
     callbacks = [towers.Resume(Path(out, f"backup-{index}"), every=2),
                  keras.callbacks.LambdaCallback(on_train_batch_end=kill)]
-    history = parallel.fit(x, y, batch_size=16, epochs=2, verbose=0, callbacks=callbacks,
-                           validation_data=data(7), sample_weight=np.linspace(0.5, 2, 50))
+    for initial_epoch in (0, 1) if killed else (0,):
+        history = parallel.fit(x, y, batch_size=16, epochs=2, initial_epoch=initial_epoch,
+                               verbose=0, callbacks=callbacks, validation_data=data(7),
+                               sample_weight=np.linspace(0.5, 2, 50))
     evaluated = parallel.evaluate(x, y, batch_size=9, verbose=0)
     predicted = parallel.predict(x, batch_size=9, verbose=0)
     write_digest(out, parallel, history.history, evaluated, predicted.tobytes())

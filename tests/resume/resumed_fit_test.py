@@ -14,9 +14,10 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.bits import bits
 from tests.conformance.cases import noisy
 from tests.conformance.cases import rows as random_rows
-from tests.parallel.fits import Fits, classifier, rows
+from tests.parallel.fits import Fits, Interrupt, classifier, rows
 from tests.step.assigned_test import keeps
 from towers.resume import checkpointer, checkpoints
 from towers.resume import resumed_fit as resumed_fit
@@ -141,13 +142,14 @@ class Own(keras.Sequential):
 
 def fit_fresh(make, directory, data=rows, every=2):
     """(history, values) of a model that is made anew for each fit."""
+    resumed_fit.completed.clear()  # as in a new process
     model = make()
     history = model.fit(
         *data(), batch_size=7, epochs=2, verbose=0,
         callbacks=[towers.Resume(directory, every=every)])
     optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
     values = [*model.variables, *(v for o in optimizers for v in o.variables)]
-    return history.history, [v.numpy().tobytes() for v in values]
+    return history.history, [bits(v) for v in values]
 
 
 def forget(directory, step):
@@ -249,6 +251,7 @@ def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp
             yield rows(7)
 
     def fit(data, epochs):
+        resumed_fit.completed.clear()  # as in a new process
         fits.model.fit(
             data, epochs=epochs, steps_per_epoch=40, verbose=0, callbacks=[towers.Resume(tmp_path)])
 
@@ -333,6 +336,46 @@ def test_a_file_and_a_directory_of_another_fit_are_errors(fits, tmp_path):
         other.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
         with pytest.raises(ValueError, match=words):
             other.fit(x, y, batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
+
+
+def folds():
+    """Arrays, a tf.data.Dataset and batches by index, which Keras reads in another way each."""
+    return [lambda: rows(), lambda: [tf.data.Dataset.from_tensor_slices(rows()).batch(7)],
+            lambda: [Batches()]]
+
+
+@pytest.mark.parametrize("data", folds(), ids=["arrays", "dataset", "batches"])
+def test_a_second_fit_of_a_process_in_a_directory_is_an_error(model, data, tmp_path):
+    """It would begin with the weights of the first. A larger initial_epoch asks for that."""
+    resumed_fit.completed.clear()
+    data = data()
+
+    def fit(epochs, directory=tmp_path / "run", **options):
+        batch_size = None if len(data) == 1 else 7
+        callbacks = [towers.Resume(directory), *options.pop("callbacks", [])]
+        history = model.fit(*data, batch_size=batch_size, epochs=epochs, verbose=0,
+                            callbacks=callbacks, **options)
+        return len(history.epoch), int(model.optimizer.iterations)
+
+    with pytest.raises(InterruptedError):
+        fit(1, callbacks=[Interrupt(2)])
+    num_epochs, steps = fit(1)  # an interrupted fit is not complete
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for epochs, directory in [(1, "run"), (3, "run"), (1, "link")]:
+        with pytest.raises(ValueError, match=r"^directory .* has completed.*initial_epoch=1\.$"):
+            fit(epochs, tmp_path / directory)
+    fit(1, tmp_path / "other")
+    assert fit(2, initial_epoch=1) == (num_epochs + 1, steps + 4)
+    with pytest.raises(ValueError, match="initial_epoch=2"):
+        fit(2, initial_epoch=1)
+
+
+def test_a_complete_fit_says_so_in_a_new_process(fits, tmp_path, capsys):
+    fits.fit(tmp_path)
+    assert not capsys.readouterr().out
+    fits.fit(tmp_path)
+    assert capsys.readouterr().out == (
+        f"Already complete: 2 epochs, in {tmp_path}. To train again, name another directory.\n")
 
 
 @pytest.mark.parametrize("state, words", [

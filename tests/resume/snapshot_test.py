@@ -376,3 +376,21 @@ def test_the_defaults_are_those_of_a_run():
 @pytest.mark.parametrize(("num_examples", "expected"), [(1, 1), (10, 1), (11, 2), (20, 2)])
 def test_the_last_partial_batch_is_a_step(num_examples, expected):
     assert num_steps(num_examples, batch_size=10) == expected
+
+
+@pytest.mark.parametrize("callback, state, loss, expected", [
+    (keras.callbacks.TerminateOnNaN(), {}, math.nan, True),
+    (keras.callbacks.TerminateOnNaN(), {}, math.inf, True),
+    (keras.callbacks.TerminateOnNaN(), {}, 0.5, False),
+    (keras.callbacks.TerminateOnNaN(), {}, None, False),
+    (keras.callbacks.EarlyStopping(patience=3), {"wait": 3, "stopped_epoch": 5}, 0.5, True),
+    (keras.callbacks.EarlyStopping(patience=4), {"wait": 3, "stopped_epoch": 5}, 0.5, False),
+    (keras.callbacks.EarlyStopping(patience=0), {"wait": 0, "stopped_epoch": 0}, 0.5, False),
+    (keras.callbacks.History(), {}, math.nan, False),
+])
+def test_a_run_is_complete_if_its_callbacks_would_stop_it_again_at_once(
+    callback, state, loss, expected
+):
+    states = [{**state, "class": type(callback).__name__}]
+    assert snapshot.stops_again([callback], states, loss) is expected
+    assert not snapshot.stops_again([], states, loss)  # a later script lacks the callback

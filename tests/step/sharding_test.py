@@ -42,7 +42,8 @@ def test_the_rows_of_a_sparse_tensor_are_split_and_joined_as_dense_rows_are():
             np.testing.assert_array_equal(tf.sparse.to_dense(ours.values), theirs.values)
             assert ours.values.shape == theirs.values.shape
         joined = sharding.concat_shards([shard.values for shard in shards], shards)
-        for ours, theirs in zip(tf.nest.flatten(joined, True), tf.nest.flatten(batch, True)):
+        pairs = zip(tf.nest.flatten(joined, True), tf.nest.flatten(batch, True), strict=True)
+        for ours, theirs in pairs:
             np.testing.assert_array_equal(ours, theirs)
 
 

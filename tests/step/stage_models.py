@@ -4,6 +4,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tests.bits import bits as bits_of
+
 L = keras.layers
 
 
@@ -121,4 +123,4 @@ def bits(make_step, batch):
     found.append(step.test_batch(*batch(5, rng)))
     found += [v.value for v in [*step.model.variables, *step.optimizer.variables]]
     flat = tf.nest.flatten(tf.nest.map_structure(tf.convert_to_tensor, found))
-    return b"".join(value.numpy().tobytes() for value in flat)
+    return b"".join(map(bits_of, flat))

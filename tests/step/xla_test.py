@@ -101,7 +101,8 @@ def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled(
     assert xla.uses_xla(*given, "average") and not xla.uses_xla(*given, "synchronized")
 
 
-def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_told(monkeypatch):
+def test_xla_does_not_depend_on_whether_a_model_is_compiled_before_make_parallel(monkeypatch):
+    """Keras stores False for "auto" here, and for False: only a later compile can say that."""
     made = []
 
     class Recorded(towers.TowerStep):
@@ -112,15 +113,19 @@ def test_a_compiled_model_says_itself_and_make_parallel_knows_what_compile_was_t
 
     model = recurrent()
     model.compile("sgd", "mse")
-    assert not towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).uses_xla
+    step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"])
+    assert step.uses_xla == xla.FIXED_SHAPES
     monkeypatch.setattr("towers.parallel.model_state.TowerStep", Recorded)
     x, y = np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32")
-    for told in ({}, {"jit_compile": False}):
+    for told in (None, {}, {"jit_compile": True}, {"jit_compile": False}):
         parallel = towers.make_parallel(model, 2)
-        parallel.compile("sgd", "mse", **told)
-        with pytest.raises(Seen):
-            parallel.fit(x, y, verbose=0)
-    assert made == [xla.FIXED_SHAPES, False]
+        if told is not None:
+            parallel.compile("sgd", "mse", **told)
+        for each in (parallel, towers.make_parallel(parallel, 2)):
+            with pytest.raises(Seen):
+                each.fit(x, y, verbose=0)
+    auto = xla.FIXED_SHAPES
+    assert made == [auto, auto, auto, auto, True, True, False, False]
 
 
 def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():

@@ -23,6 +23,11 @@ def all_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
     return layer._flatten_layers()
 
 
+def auto_jit_compile(model: keras.Model) -> bool:
+    """Returns the value that Keras stores for `compile(jit_compile="auto")`; "auto" is lost."""
+    return bool(model._resolve_auto_jit_compile())
+
+
 class Call(NamedTuple):
     """Describes one call; its positional arguments are (tensor, 255.0) for `tensor / 255.0`."""
 

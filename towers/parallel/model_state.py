@@ -39,7 +39,7 @@ class Towers:
     stages: Sequence[str] | None = None
     own_rows: bool = False
     workers: Workers = field(default_factory=join_workers)
-    jit_compile: str = COMPILED  # or "auto"; COMPILED follows the model's `compile`
+    jit_compile: bool | str = COMPILED  # or "auto", False; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     full_batch: FullBatch = field(default_factory=FullBatch)  # `step` has it, too
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
@@ -130,7 +130,7 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
     """
     towers = towers_of(model)
     if towers.step is None or name == "train" and towers.step.optimizer is not model.optimizer:
-        jit_compile: bool | str = towers.jit_compile
+        jit_compile = towers.jit_compile
         if not model.compiled:  # `predict` works without `compile`, as in Keras
             jit_compile = bool(model.jit_compile) and towers.gpus_per_tower == 1
         with tf.init_scope():

@@ -58,7 +58,8 @@ def make_parallel(
     The parallel model has the layers and variables of `model`, so training one changes both.
     `save`, `export` and `clone_model` write the plain model. If `model` is compiled, the parallel
     model is compiled with the same arguments. `batch_size` is the global batch. `run_eagerly` has
-    no effect. `jit_compile` compiles each tower, except in a custom `train_step`.
+    no effect. `jit_compile` compiles each tower, except in a custom `train_step`. To turn XLA off,
+    compile the parallel model: Keras does not tell "auto" and False apart in a compiled model.
 
     With several workers, each worker makes the same model and passes it the same global batches.
 
@@ -183,7 +184,9 @@ class ParallelModel(keras.Model):
             super().compile(*args, **kwargs)
         forget_functions(self)
         is_auto = kwargs.get("jit_compile", "auto") == "auto" and len(args) < 8  # 8th argument
-        towers_of(self).jit_compile = "auto" if is_auto else COMPILED
+        # COMPILED would take False for the value of "auto", which a plain model cannot tell apart.
+        told = COMPILED if self.jit_compile else False
+        towers_of(self).jit_compile = "auto" if is_auto else told
 
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains like `keras.Model.fit`. With a `towers.Resume` callback, it can resume."""

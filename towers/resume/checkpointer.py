@@ -25,8 +25,10 @@ from towers.resume.checkpoints import Checkpoint, Found
 from towers.resume.remote_dir import Mirror
 from towers.resume.snapshot import (
     OPTIONS, assign_arrays, callbacks_arrays, callbacks_state, copy_arrays, restore_callbacks,
+    stops_again, watch_callbacks,
 )
 from towers.resume.train_state import TrainState
+from towers.resume.unsaved import Watched
 from towers.workers import watch
 from towers.workers.workers import Workers
 
@@ -128,6 +130,7 @@ class Checkpointer:
         state: plain values by name, or functions of the TrainState that return them.
         """
         self._variables, self._callbacks, self._state = variables, list(callbacks), dict(state)
+        self._watched: list[Watched] | None = None  # the callbacks, once they have begun
         callback_internals.note_weights(self._callbacks)
 
     def restore(self, callbacks: bool = True) -> None:
@@ -140,6 +143,15 @@ class Checkpointer:
             assign_arrays(self._variables(), arrays, self.found.path)
             if callbacks:
                 restore_callbacks(self._callbacks, states, arrays, self.warn)
+        if callbacks and self._watched is None:
+            self._watched = watch_callbacks(self._callbacks)
+
+    def settle_stop(self, train_state: TrainState) -> None:
+        """Lets a stopped run continue, unless the callbacks' saved state would stop it again."""
+        assert self.found is not None
+        states = self.found.checkpoint.state.get("callbacks", [])
+        loss = train_state.newest_loss
+        train_state.stopped &= stops_again(self._callbacks, states, loss)
 
     def save(self, train_state: TrainState, is_last: bool = False) -> None:
         """Copies the state and starts to write it. It waits only for the previous write.
@@ -156,6 +168,8 @@ class Checkpointer:
             "position": train_state.to_json(),
             "callbacks": callbacks_state(self._callbacks, self.warn),
         }
+        for watched in self._watched or []:
+            watched.warn_once(self.warn, is_mid_epoch=train_state.epoch_step > 0)
         path = checkpoints.path_of(self._checkpoints, train_state.epoch, train_state.step)
         self.wait()
         try:  # copied, because it may hold lists that grow during training

@@ -8,6 +8,7 @@
         validation, on_epoch_end         run the callbacks, then save a checkpoint
 """
 
+import os
 import random
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,6 +18,7 @@ import keras
 
 from towers.machine import callback_internals, signals
 from towers.machine.user_lines import warn_user
+from towers.machine.words import counted
 from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.resume import FitOption, Resume
@@ -29,6 +31,9 @@ from towers.workers.workers import Workers, join_workers
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
 _SEED = "seed"
 _ITERATOR = "iterator"  # the state of data that have one
+
+# The `initial_epoch` of the newest fit that this process has completed in each directory.
+completed: dict[str, int] = {}
 
 
 def fit_arguments(
@@ -100,6 +105,7 @@ def resumed_fit(
                 )
             with checkpointer.expecting("a fit"):
                 seed, state = int(saved[_FIT][_SEED]), TrainState.from_json(saved["position"])
+                _check_not_completed(resume, arguments["initial_epoch"], state)
         start = Start(
             seed, arguments["initial_epoch"], state.epoch, state.epoch_step,
             steps_per_epoch and -(-steps_per_epoch // execution) * execution,
@@ -129,6 +135,7 @@ def resumed_fit(
             with checkpointer.expecting("a fit"):
                 checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
                 full_batch.assign(saved[FULL_BATCH])
+                checkpointer.settle_stop(state)
             del found, saved  # as large as the model
         checkpointer.restore(callbacks=False)
         stack.callback(checkpointer.wait)
@@ -137,7 +144,33 @@ def resumed_fit(
             model=model, add_progbar=arguments["verbose"] != 0, verbose=arguments["verbose"],
             epochs=arguments["epochs"], steps=steps_per_epoch or data.num_batches,
         )
-        return callbacks.fit(fit, arguments)
+        history = callbacks.fit(fit, arguments)
+        completed[_place(resume)] = arguments["initial_epoch"]
+        return history
+
+
+def _place(resume: Resume) -> str:
+    """Returns the directory or URL of a `Resume`, the same for all names of a directory."""
+    directory = resume.directory
+    return directory if isinstance(directory, str) else os.path.realpath(directory)
+
+
+def _check_not_completed(resume: Resume, initial_epoch: int, state: TrainState) -> None:
+    """Raises ValueError if this process has completed a fit in the directory.
+
+    Another fit there, such as the next fold of a cross-validation, would get the trained weights.
+    A larger `initial_epoch` says that the fit is to continue from them.
+    """
+    before = completed.get(_place(resume))
+    if before is None or initial_epoch > before:
+        return
+    more = ""
+    if state.epoch > before:
+        more = f" To train the same model further, pass initial_epoch={state.epoch}."
+    raise ValueError(
+        f"directory ({resume.directory}) holds a fit that this process has completed, and this fit "
+        f"would begin with its weights. Name another directory for each fit.{more}"
+    )
 
 
 def _variables(
@@ -193,6 +226,8 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
 
         callback_internals.forget_initial_epoch(model)
         is_over = state.stopped and state.epoch_step == 0  # else, finish the epoch
+        if self._checkpointer.found is not None and (is_over or state.epoch >= arguments["epochs"]):
+            self._say_complete(is_over)
         model.train_function = train
         try:
             return fit(**{
@@ -203,6 +238,15 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         finally:
             if model.train_function is train:
                 model.train_function = function
+
+    def _say_complete(self, is_stopped: bool) -> None:
+        """Prints that the directory holds a complete fit, so that no step is left."""
+        if self._workers.is_chief:
+            early = ", stopped early" if is_stopped else ""
+            print(
+                f"Already complete: {counted(self._state.epoch, 'epoch')}{early}, in "
+                f"{self._directory}. To train again, name another directory.", flush=True,
+            )
 
     def _read_again(self, iterator: Any) -> None:
         """Reads the batches of epochs that are done. A signal ends the process after a batch."""
@@ -248,9 +292,10 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         steps = min(batch + 1, self._data.num_batches or batch + 1)
         state.step += steps - state.epoch_step
         state.epoch_step = steps
-        state.stopped = bool(self.model.stop_training)
         signal = self._agree()
-        if signal or self._checkpointer.is_due(state.step, before):
+        state.stopped = self.model.stop_training
+        # A later start continues after this step, unless the stop was the callback's last word.
+        if signal or state.stopped or self._checkpointer.is_due(state.step, before):
             self._save(logs)
         self._obey(signal)
 
@@ -260,14 +305,17 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._obey(self._agree())
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Saves each epoch after its callbacks have run."""
+        """Saves each complete epoch after its callbacks have run."""
         super().on_epoch_end(epoch, logs)
-        state = self._state
-        state.epoch, state.epoch_step, self._steps_done = epoch + 1, 0, 0
-        state.stopped = bool(self.model.stop_training)
-        state.take_history(self.model.history)
-        self._save({})
-        self._obey(self._agree())
+        state, steps, signal = self._state, self.params["steps"], self._agree()
+        # A stop has left out steps of the epoch: the checkpoint before them stays the newest.
+        is_cut = state.stopped and (steps is None or state.epoch_step < steps)
+        if not is_cut:
+            state.epoch, state.epoch_step, self._steps_done = epoch + 1, 0, 0
+            state.stopped = self.model.stop_training
+            state.take_history(self.model.history)
+            self._save({})
+        self._obey(signal)
 
     def _save(self, logs: Mapping[str, Any]) -> None:
         values = {name: plain(value) for name, value in (logs or {}).items()}
@@ -275,8 +323,15 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._checkpointer.save(self._state)
 
     def _agree(self) -> int:
-        """Returns the highest number of a signal that a worker has received; 0 means none."""
-        return self._workers.all_reduce_max(self._pending.number or 0)[0]
+        """Returns the highest number of a signal that a worker has received; 0 means none.
+
+        If a callback of one worker stops the training, such as at a time limit, all workers stop.
+        """
+        signal, stop = self._workers.all_reduce_max(
+            self._pending.number or 0, int(self.model.stop_training)
+        )
+        self.model.stop_training = bool(stop)
+        return signal
 
     def _obey(self, signal: int) -> None:
         """Ends the process if there is a signal, and prints where the script will resume."""

@@ -17,6 +17,7 @@ import tensorflow as tf
 from towers.machine.callback_internals import CALLBACK_FIELDS, says_averages
 from towers.resume.checkpoints import json_copy
 from towers.resume.train_state import plain
+from towers.resume.unsaved import Watched
 from towers.step import TowerStep
 
 OPTIONS, FULL_BATCH = "options", "full batch"  # in a checkpoint's state
@@ -79,9 +80,10 @@ def _flat(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{name}", json_copy(value)
 
 
+_WAIT, _STOPPED_EPOCH = "wait", "stopped_epoch"  # attributes of EarlyStopping
 # The attributes in which Keras' callbacks keep state from epoch to epoch, or from batch to batch.
 _CALLBACK_FIELDS = (
-    "best", "wait", "best_epoch", "stopped_epoch", "cooldown_counter", *CALLBACK_FIELDS
+    "best", _WAIT, "best_epoch", _STOPPED_EPOCH, "cooldown_counter", *CALLBACK_FIELDS
 )
 _BEST_WEIGHTS = "best_weights"
 _CLASS = "class"  # the class of the callback that a state belongs to
@@ -151,6 +153,14 @@ def callbacks_state(callbacks: Sequence[Any], warn: Callable[[str], None]) -> li
     return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
 
 
+def watch_callbacks(callbacks: Sequence[Any]) -> list[Watched]:
+    """Watches callbacks that do not say by two methods what their state is."""
+    return [
+        Watched(callback, (*_CALLBACK_FIELDS, _BEST_WEIGHTS)) for callback in callbacks
+        if not (hasattr(callback, "get_state") and hasattr(callback, "set_state"))
+    ]
+
+
 def _class(callback: Any) -> str:
     """Returns the class of a callback. SwapEMAWeights has its argument, which must not change."""
     if isinstance(callback, keras.callbacks.SwapEMAWeights):
@@ -161,6 +171,8 @@ def _class(callback: Any) -> str:
 def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any]:
     if hasattr(callback, "get_state"):
         state = {"get_state": callback.get_state()}
+        if isinstance(callback, keras.callbacks.EarlyStopping):  # for `stops_again` alone
+            state |= {name: getattr(callback, name) for name in (_WAIT, _STOPPED_EPOCH)}
     else:
         state = {name: getattr(callback, name) for name in _CALLBACK_FIELDS
                  if hasattr(callback, name)}
@@ -189,18 +201,47 @@ def restore_callbacks(
     The k-th callback of a class gets the k-th saved state of this class; new callbacks keep their
     initial state. Calls `warn` with one line for each state that could not be saved.
     """
-    left = dict(enumerate(states))
-    for callback in callbacks:
-        name = _class(callback)
-        found = next((i for i, state in left.items() if state.get(_CLASS, name) == name), None)
-        if found is not None:
-            _restore(callback, left.pop(found), arrays, f"callbacks/{found}/", warn)
-    for state in left.values():
+    pairs, left = _paired(callbacks, states)
+    for callback, index in pairs:
+        _restore(callback, states[index], arrays, f"callbacks/{index}/", warn)
+    for state in left:
         if says_averages(state):
             raise ValueError(
                 f"callbacks lack {state[_CLASS]}: the checkpoint holds the averages that it had "
                 "put into the model, and training would go on from them. Give it as before."
             )
+
+
+def _paired(
+    callbacks: Sequence[Any], states: Sequence[dict[str, Any]]
+) -> tuple[list[tuple[Any, int]], list[dict[str, Any]]]:
+    """Returns (callback, index of its saved state) pairs, and the states that no callback takes."""
+    left, pairs = dict(enumerate(states)), []
+    for callback in callbacks:
+        name = _class(callback)
+        found = next((i for i, state in left.items() if state.get(_CLASS, name) == name), None)
+        if found is not None:
+            del left[found]
+            pairs.append((callback, found))
+    return pairs, list(left.values())
+
+
+def stops_again(
+    callbacks: Sequence[Any], states: Sequence[dict[str, Any]], loss: float | None
+) -> bool:
+    """Returns whether callbacks that get these saved states would at once stop the run again.
+
+    Then the run is complete. Otherwise it continues, for example after a job's time limit, or with
+    a larger patience. loss: the newest mean loss of the run.
+    """
+    if any(isinstance(c, keras.callbacks.TerminateOnNaN) for c in callbacks):
+        if loss is not None and not np.isfinite(loss):
+            return True
+    return any(
+        isinstance(callback, keras.callbacks.EarlyStopping)
+        and bool(states[index].get(_STOPPED_EPOCH)) and states[index][_WAIT] >= callback.patience
+        for callback, index in _paired(callbacks, states)[0]
+    )
 
 
 def _restore(

@@ -133,6 +133,11 @@ class TrainState:
         self.history = {name: list(values) for name, values in history.history.items()}
 
     @property
+    def newest_loss(self) -> float | None:
+        """Returns the mean loss of the epoch under way, or of the last one; None at step 0."""
+        return self.logs.get("loss", next(reversed(self.history.get("loss", [])), None))
+
+    @property
     def is_best(self) -> bool:
         """Returns whether the epoch that has just ended is the best so far."""
         return self.best_step == self.step

@@ -90,7 +90,8 @@ class Step:
                 gradients itself.
             jit_compile: whether XLA compiles each tower. "auto" follows `model.jit_compile`, and
                 compiles small recurrent layers on machines without GPUs. "compiled" only follows
-                `model.jit_compile`; for a model that is not compiled, it equals "auto".
+                `model.jit_compile`. It equals "auto" for a model that is not compiled, or whose
+                value is the one that Keras chooses for "auto".
             strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
                 copy on every tower device. "sharded" divides the update and the optimizer's slots
                 among the copies, for optimizers that update each element separately. All give the

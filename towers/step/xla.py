@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from towers.graph.walk import before
 from towers.machine.devices import HOST, has_gpus, is_gpu
-from towers.machine.keras_internals import all_layers
+from towers.machine.keras_internals import all_layers, auto_jit_compile
 from towers.step.compiled import COMPILED
 from towers.step.gathering import synchronized_layers
 
@@ -36,9 +36,9 @@ def uses_xla(
     """Returns whether XLA compiles the towers, or FIXED_SHAPES, given arguments of `TowerStep`.
 
     jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never compiles
-        CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled,
-        return FIXED_SHAPES if `small_loops` is true. Both skip recurrent loops that synchronized
-        BatchNormalization would cut.
+        CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled
+        or has the value that Keras chooses for "auto", return FIXED_SHAPES if `small_loops` is
+        true. Both skip recurrent loops that synchronized BatchNormalization would cut.
 
     Raises ValueError if it is True, and XLA lacks operations of a layer (such as cuDNN's for
     recurrent layers on a GPU), or synchronized BatchNormalization cuts a recurrent loop.
@@ -47,7 +47,10 @@ def uses_xla(
     has_loop = any(isinstance(layer, L.RNN) for layer in all_layers(model))
     is_cut = has_loop and num_towers > 1 and bool(synchronized_layers(model, batch_norm))
     if jit_compile in ("auto", COMPILED):  # like Keras, do not compile what XLA cannot
-        is_told = jit_compile == COMPILED and model.compiled
+        # Keras stores no "auto". So a model whose `compile` got False, where Keras' rule gives it,
+        # counts as "auto", because most models are compiled without a value.
+        is_auto = jit_compile == "auto" or bool(model.jit_compile) == auto_jit_compile(model)
+        is_told = model.compiled and not is_auto
         follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
         return not is_cut and (follows or not is_told and small_loops(model, loss) and FIXED_SHAPES)
     if jit_compile:

@@ -37,10 +37,11 @@ def test_own_rows_are_those_of_the_whole_batch_and_other_images_are_0(form, augm
             for expected, batch in zip(whole, found, strict=True):
                 shards, theirs = (shard_batch((*b, None), num_towers) for b in (batch, expected))
                 for tower in own:
-                    for a, b in zip(shards[tower].values[:2], theirs[tower].values[:2]):
+                    pairs = (each[tower].values[:2] for each in (shards, theirs))
+                    for a, b in zip(*pairs, strict=True):
                         np.testing.assert_array_equal(a, b)
                 is_own = rows(len(batch[1])).numpy()
-                for a, b in zip(batch, expected):
+                for a, b in zip(batch, expected, strict=True):
                     np.testing.assert_array_equal(a[is_own], b[is_own])
                 assert form == "arrays" or not batch[0][~is_own].numpy().any()
 

@@ -97,7 +97,7 @@ def test_batches_come_whole_and_in_order_whatever_reading_was_left(readers):
     x, y = arrays(20)
     own = [batch[batch >= 0] for batch in BATCHES]  # what is read
     expected = [(batch.tolist(), [x[index].tolist(), y[index].tolist()])
-                for batch, index in zip(BATCHES, own)]
+                for batch, index in zip(BATCHES, own, strict=True)]
     assert read(readers) == expected
     next(readers.read([np.arange(10)] * 9))
     assert read(readers) == expected

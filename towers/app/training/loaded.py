@@ -63,6 +63,7 @@ def load_newest(
                     "start a new run."
                 )
         train_state = TrainState.from_json(state["position"])
+        checkpointer.settle_stop(train_state)
         for size in full_sizes.values():
             size.assign(state[FULL_BATCH])
         # A row also holds the epoch's number, seconds, speed and digest.
