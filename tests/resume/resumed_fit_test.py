@@ -5,6 +5,7 @@ That a fit goes on to the same bits wherever it was interrupted is in interrupte
 
 import inspect
 import os
+import random
 import shutil
 import signal
 
@@ -35,8 +36,8 @@ def fits(model):
 class Batches(keras.utils.PyDataset):
     """`rows` in batches, in another order after each epoch; index errors show wrong indices."""
 
-    def __init__(self, workers=1):
-        super().__init__(workers=workers)
+    def __init__(self, **options):
+        super().__init__(**options)
         self._rows, self._order = rows(), np.arange(25)
 
     def __len__(self):
@@ -49,6 +50,17 @@ class Batches(keras.utils.PyDataset):
 
     def on_epoch_end(self):
         np.random.default_rng(self._order[0]).shuffle(self._order)
+
+
+class NoisyBatches(Batches):
+    """Batches that draw from NumPy, and are in another order after each epoch by it."""
+
+    def __getitem__(self, index):
+        x, y = super().__getitem__(index)
+        return x + np.random.normal(size=x.shape), y
+
+    def on_epoch_end(self):
+        np.random.shuffle(self._order)
 
 
 class Source:
@@ -71,37 +83,137 @@ def unknown():
     return shuffled().filter(lambda x, y: True)
 
 
+def repeated():
+    """Shuffles anew while it is read; a cache keeps the first half of the order."""
+    first = tf.data.Dataset.from_tensor_slices(rows()).shuffle(25, seed=1).cache()
+    return first.concatenate(shuffled().unbatch().repeat(2)).batch(7)
+
+
+def noisy_dataset():
+    """A generator whose state goes on from epoch to epoch changes the examples."""
+    noise = tf.random.Generator.from_seed(1)
+    return shuffled().map(lambda x, y: (x + noise.normal(tf.shape(x)), y))
+
+
 def generator():
     while True:  # whole passes: TensorFlow may take a minute to delete an iterator in the midst
         yield from list(shuffled().as_numpy_iterator())
 
 
 DATA = {
+    "arrays": (rows, {}),
+    "arrays, each batch": (rows, {"shuffle": "batch"}),
+    "arrays, part by part": (rows, {"steps_per_epoch": 3}),
+    "arrays, more than all": (rows, {"steps_per_epoch": 5}),
     "batches": (Batches, {}),
     "batches of two threads": (lambda: Batches(workers=2), {}),
+    "batches of two processes": (lambda: Batches(workers=2, use_multiprocessing=True), {}),
     "batches, all of them": (Batches, {"steps_per_epoch": 4}),
+    "batches that draw": (NoisyBatches, {}),
     "a source": (Source, {}),
     "a source, part by part": (Source, {"steps_per_epoch": 3}),
+    "a source, more than all": (Source, {"steps_per_epoch": 5}),
     "a dataset": (shuffled, {}),
     "a dataset of unknown length": (unknown, {}),
+    "a dataset that shuffles as it is read": (repeated, {}),
+    "a dataset with noise": (noisy_dataset, {}),
     "an endless dataset": (lambda: shuffled().repeat(), {"steps_per_epoch": 3}),
+    "a dataset, part by part": (shuffled, {"steps_per_epoch": 3}),
+    "a dataset, more than all": (shuffled, {"steps_per_epoch": 5}),
     "a generator": (generator, {"steps_per_epoch": 3}),
-    "arrays, part by part": (rows, {"steps_per_epoch": 3}),
 }
 
 
-@pytest.mark.telling("batches of two threads", "an endless dataset")
-@pytest.mark.filterwarnings("ignore:Your input ran out of data")  # Keras, of what has an end
+def num_warnings(recwarn):
+    return sum("ran out of data" in str(recwarn.pop(UserWarning).message) for _ in recwarn.list[:])
+
+
+@pytest.mark.telling("batches of two threads", "batches that draw", "a dataset*all", "arrays*part*")
 @pytest.mark.parametrize("name", DATA)
-def test_data_with_an_order_resume_in_it(model, name, tmp_path):
+def test_a_fit_reads_its_data_as_without_resume_and_so_does_a_resumed_one(
+    model, name, tmp_path, recwarn
+):
     make, options = DATA[name]
-    batch_size = 7 if name.startswith("arrays") else None
-    data = rows() if name.startswith("arrays") else [make]
-    seeds = (1, 1) if "dataset" in name or "generator" in name else (1, 2)  # TensorFlow's shuffle
-    fits = Fits(model, *data, batch_size=batch_size, epochs=3, seeds=seeds, **options)
+    has_size = make is rows
+    # The seed of a dataset's shuffle follows from that of the process, too.
+    seeds = (1, 1) if "dataset" in name or "generator" in name else (1, 2)
+    fits = Fits(
+        model, *(rows() if has_size else [make]), batch_size=7 if has_size else None, epochs=3,
+        seeds=seeds, **options)
+    recwarn.clear()
     whole = fits.fit(tmp_path / "whole")
     assert len(whole[0]["loss"]) == 3
+    num_ends = num_warnings(recwarn)
+    if make is not Source:  # which Keras does not take
+        assert fits.plain() == whole
+        assert num_warnings(recwarn) == num_ends
     assert fits.interrupted(tmp_path / "cut", [2, 4]) == whole
+
+
+VALIDATION = {
+    "a dataset": (shuffled, {"validation_steps": 2}),
+    "a dataset that shuffles as it is read": (repeated, {"validation_steps": 3}),
+    "a dataset of unknown length": (unknown, {}),
+    "batches": (Batches, {"validation_steps": 2}),
+    "batches of two threads": (lambda: Batches(workers=2), {}),
+    "batches that draw": (NoisyBatches, {"validation_freq": 2}),
+}
+
+
+@pytest.mark.telling("batches", "a dataset")
+@pytest.mark.parametrize("name", VALIDATION)
+def test_validation_data_that_go_on_from_epoch_to_epoch_do_so_in_a_resumed_fit(
+    model, name, tmp_path
+):
+    make, options = VALIDATION[name]
+
+    def run(kind):
+        fits = Fits(model, *rows(), epochs=4, seeds=(1, 1), validation_data=make(), **options)
+        if kind == "plain":
+            return fits.plain()
+        if kind == "whole":
+            return fits.fit(tmp_path / kind)
+        with pytest.raises(InterruptedError):
+            fits.fit(tmp_path / "cut", after=5 if kind == "first" else 6)
+
+    whole = run("whole")
+    assert len(set(whole[0]["val_loss"])) == len(whole[0]["val_loss"])
+    assert run("plain") == whole
+    run("first")
+    run("second")
+    again = Fits(model, *rows(), epochs=4, seeds=(1, 1), validation_data=make(), **options)
+    assert again.fit(tmp_path / "cut") == whole
+
+
+def test_random_numbers_after_a_fit_do_not_depend_on_how_often_it_was_interrupted(
+    model, tmp_path
+):
+    """The last fit is complete when it begins."""
+    fits = Fits(model, NoisyBatches, batch_size=None)
+    found = []
+    for run in (
+        fits.plain, lambda: fits.fit(tmp_path / "whole"),
+        lambda: fits.interrupted(tmp_path / "cut", [2, 3]), lambda: fits.fit(tmp_path / "cut"),
+    ):
+        run()
+        found.append((random.random(), np.random.random()))
+    assert found == found[:1] * 4
+
+
+@pytest.mark.parametrize("make", [shuffled, Batches])
+def test_data_that_this_process_has_read_cannot_resume(model, make, tmp_path):
+    data = make()
+    fits = Fits(model, data, batch_size=None)
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=5)
+    with pytest.raises(ValueError, match=r"^x \(.*\) has been read by an earlier fit"):
+        fits.fit(tmp_path)
+
+
+def test_a_generator_of_validation_data_is_warned_of(model, tmp_path):
+    fits = Fits(model, *rows(), epochs=1, validation_data=generator(), validation_steps=2)
+    with pytest.warns(UserWarning, match="^validation_data is a generator"):
+        fits.fit(tmp_path)
 
 
 def test_a_fit_resumes_between_executions_of_several_steps(tmp_path):

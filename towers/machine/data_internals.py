@@ -3,7 +3,6 @@
 All exist in Keras 3.10 to 3.15 and in TensorFlow 2.20 and 2.21.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -31,16 +30,27 @@ def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
     return first, last
 
 
-def dataset_parts(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yields a dataset and all the datasets that it reads, the last operation first."""
-    yield dataset
-    for part in dataset._inputs():
-        yield from dataset_parts(part)
+def dataset_parts(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
+    """Returns a dataset and all the datasets that it reads, each once."""
+    found = {id(dataset): dataset}
+    left = [dataset]
+    while left:
+        for value in _attributes(left.pop()):
+            if isinstance(value, tf.data.Dataset) and id(value) not in found:
+                found[id(value)] = value
+                left.append(value)
+    return list(found.values())
 
 
 def dataset_graphs(dataset: tf.data.Dataset) -> list[Any]:
     """Returns the graphs of the functions that one dataset calls, such as that of `map`."""
-    return [wrapper.function.graph for wrapper in dataset._functions()]
+    functions = [getattr(value, "function", None) for value in _attributes(dataset)]
+    return [function.graph for function in functions if hasattr(function, "graph")]
+
+
+def _attributes(dataset: tf.data.Dataset) -> list[Any]:
+    """Returns what the attributes of a dataset hold: other datasets, and wrapped functions."""
+    return tf.nest.flatten(list(vars(dataset).values()))
 
 
 def dataset_seeds(dataset: tf.data.Dataset) -> tuple[int, int] | None:

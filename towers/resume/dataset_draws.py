@@ -32,7 +32,7 @@ class Draws(NamedTuple):
 
 def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
     """Returns what a dataset draws. Raises ValueError if a `shuffle` in it cannot be repeated."""
-    parts = list(dataset_parts(dataset))
+    parts = dataset_parts(dataset)
     seeds = [found for part in parts if (found := dataset_seeds(part)) is not None]
     if (0, 0) in seeds:
         raise ValueError(

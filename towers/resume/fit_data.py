@@ -6,17 +6,22 @@
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 import keras
 
-from towers.machine import signals
+from towers.machine import hang, signals
 from towers.resume.random_state import random_state, set_random_state
 from towers.resume.replay import Replay
 from towers.resume.resumed_data import ALL, NOTHING, train_data, validation_data
 from towers.resume.source import Lines
 from towers.resume.train_state import TrainState
+
+
+# Data that fits of this process have read, by `id`: some may have an order of their own by now.
+_read: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 class FitData:
@@ -33,12 +38,9 @@ class FitData:
         pending: holds a signal, which ends the reading of data that are done.
         saved: the result of `to_json` to resume from.
         """
-        # After a stop, the data begin again, as they do in Keras' next `fit`.
-        is_stopped = state.stopped and state.epoch_step == 0
-        then = None if saved is None or is_stopped else saved["replay"]
         self._model, self._state, self._pending = model, state, pending
         self._random = None if saved is None else saved["random"]
-        self.replay = Replay(state.epoch, then)
+        self.replay = Replay(state.epoch, None if saved is None else saved["replay"])
         self._data = train_data(
             arguments, self.replay, seed, done=lambda: state.step, saved=saved,
         )
@@ -47,11 +49,18 @@ class FitData:
         self.spec, self.identity = self._data.spec, self._data.identity
         self.num_batches = self._data.num_batches
         self._resumed_epoch, self._within = state.epoch, state.epoch_step
-        if not self.replay.is_over and self._data.is_direct and self._validation.is_direct:
+        is_resumed = saved is not None and state.epoch < arguments["epochs"]
+        x, *_ = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
+        for name, value, data in (
+            ("x", arguments["x"], self._data), ("validation_data", x, self._validation)
+        ):
+            _note_read(name, value, is_error=is_resumed and not data.is_plain)
+        is_direct = self._data.is_direct and self._validation.is_direct
+        if is_direct:
             self.replay.jump(is_within=state.epoch_step > 0)
-            self.first_epoch = state.epoch
-        else:
-            self.first_epoch = self.replay.now.first
+        elif state.stopped and state.epoch_step == 0:
+            self.replay.begin_anew(state.epoch)  # as Keras' next `fit` does
+        self.first_epoch = state.epoch if is_direct else self.replay.now.first
         self._epoch = self._step = 0  # what Keras' loop is at
         self._num_skipped = 0
         self._lines: Lines | None = None
@@ -162,36 +171,56 @@ class FitData:
         assert replay.then is not None
         if self.is_before and self._step >= replay.then.epochs[len(replay.now.epochs)]:
             if self._data.reads == ALL:
-                next(iterator, None)  # meets the end, as then
+                self._read_batch(iterator)  # meets the end, as then
             raise StopIteration
         is_needed = not replay.is_before_pass and (self._has_one_pass or not self.is_before)
         if self._data.reads == NOTHING or self._data.reads != ALL and not is_needed:
             return
         for index in range(self._model.steps_per_execution):
-            if next(iterator, None) is None:
+            if not self._read_batch(iterator):
                 if index == 0:
                     raise ValueError(
-                        f"x ends after {self._num_skipped} batches, and the fit has done more.")
+                        f"x ends after {self._num_skipped} batches, and the fit has done more."
+                    )
                 break
-            self._num_skipped += 1
         if self.is_before:
-            self._show("reading again the batches of the epochs that are done")
+            self._show()
 
     def _skip_test(self, iterator: Any) -> dict[str, Any]:
         """Takes the place of Keras' test function for a validation that is done."""
         self._obey()
         if self._validation.reads == ALL:
             for index in range(self._model.steps_per_execution):
-                if next(iterator, None) is None and index == 0:
+                if not self._read_batch(iterator) and index == 0:
                     raise StopIteration
-            self._show("reading again the batches of the epochs that are done")
-        elif self._validation.num_batches is None:
-            self._model.stop_evaluating = True  # else, only an end of the data ends the loop
+            self._show()
+        elif not self._validation.ends:
+            self._model.stop_evaluating = True
         return {}
 
-    def _show(self, what: str) -> None:
-        self._lines = self._lines or Lines(what)
+    def _read_batch(self, iterator: Any) -> bool:
+        """Reads a batch and drops it. Returns whether there was one."""
+        with hang.within("reading data"):
+            batch = next(iterator, None)
+        self._num_skipped += batch is not None
+        return batch is not None
+
+    def _show(self) -> None:
+        if self._lines is None:
+            self._lines = Lines("reading again the batches of the epochs that are done")
         self._lines.show(self._num_skipped)
 
     def _obey(self) -> None:
         self._pending.obey(self._pending.number or 0)
+
+
+def _note_read(argument: str, data: Any, is_error: bool) -> None:
+    """Notes that a fit reads these data; raises ValueError if one has read them, and it matters."""
+    if is_error and _read.get(id(data)) is data:
+        raise ValueError(
+            f"{argument} ({type(data).__name__}) has been read by an earlier fit of this process, "
+            "so that this fit cannot find its order again. Make it again before the fit, or start "
+            "the script again."
+        )
+    with suppress(TypeError):  # an array or a tuple cannot be noted, and need not be
+        _read[id(data)] = data

@@ -27,7 +27,8 @@ class Position:
     epochs: list[int] = field(default_factory=list)  # the number of steps of each complete epoch
     num_passes: int = 0  # how many iterators have been read
     pass_step: int = 0  # how many batches of the last of them are done
-    at_epoch: dict[str, Any] = field(default_factory=dict)  # the random state as the epoch began
+    at_start: dict[str, Any] = field(default_factory=dict)  # the random state as the fit began
+    at_epoch: dict[str, Any] = field(default_factory=dict)  # the same, as the epoch began
     at_pass: dict[str, Any] = field(default_factory=dict)  # the same, as the last iterator began
     variables: list[Any] = field(default_factory=list)  # those of the data, as that iterator began
     # For each call of the data's on_epoch_begin and on_epoch_end: the random states that it draws
@@ -47,7 +48,11 @@ class Replay:
         then: the result of `to_json` to resume from.
         """
         self.then = None if then is None else Position(**then)
-        self.now = Position(first if self.then is None else self.then.first)
+        if self.then is None:
+            self.now = Position(first, at_start=random_state())
+        else:
+            self.now = Position(self.then.first, at_start=self.then.at_start)
+            set_random_state(self.then.at_start)  # Keras reads a generator before the fit begins
         self.is_over = self.then is None  # whether the position is reached
         self.is_before_epoch = not self.is_over  # whether the epoch of the position has not begun
         self._iterator: Callable[[], Any] = lambda: None
@@ -62,9 +67,14 @@ class Replay:
 
         is_within: whether the position lies within an iterator, so that Keras begins it again.
         """
-        assert self.then is not None
-        self.now = Position(**asdict(self.then))
-        self.now.num_passes -= is_within
+        if self.then is not None:
+            self.now = Position(**asdict(self.then))
+            self.now.num_passes -= is_within
+
+    def begin_anew(self, epoch: int) -> None:
+        """Forgets the position, so that the data begin with this epoch."""
+        self.then, self.now = None, Position(epoch, at_start=random_state())
+        self.is_over, self.is_before_epoch = True, False
 
     def reach(self) -> None:
         """Ends the replay: from now on, all that Keras reads is new."""

@@ -43,7 +43,9 @@ class Data:
     spec: Any = None  # the spec of one batch
     identity: dict[str, Any] = field(default_factory=dict)  # must not differ in a resumed fit
     num_batches: int | None = None  # of an epoch; None if not known, or with steps_per_epoch
+    ends: bool = True  # whether Keras' loop ends without reading
     reads: str = THIS_PASS  # what a resumed fit reads again: NOTHING, THIS_PASS or ALL
+    is_plain: bool = False  # whether reading them changes nothing for a later iterator
     is_direct: bool = False  # whether a resumed fit may leave out the epochs that are done
     begin_pass: Callable[[int], None] = lambda number: None  # called with an iterator's number
     is_drawing: Callable[[], bool] = bool  # whether reading ahead draws from the random state
@@ -68,13 +70,13 @@ def train_data(
     elif isinstance(x, types.GeneratorType):
         data = Data(x, reads=ALL)
     elif are_arrays(*parts):
-        data = Data(x, begin_pass=order.begin_pass, is_direct=True, state=order.state)
+        data = Data(x, begin_pass=order.begin_pass, is_plain=True, state=order.state)
         data.identity = {"shuffle": shuffle, "data": _digest(parts)}
     elif _has_index(x):
         shuffle = shuffle and not _is_grain(x)  # which Keras does not shuffle
         source = _Indexed(x, replay, shuffle, steps is None, saved.get("next"))
         data = Data(source, {}, {"shuffle": bool(shuffle)}, begin_pass=source.begin_pass)
-        data.is_direct, data.state = not has_epochs(x), source.state
+        data.is_plain, data.state = not has_epochs(x), source.state
         data.reads = source.reads
         data.is_drawing = source.is_drawing
         replay.keeps_random = True
@@ -95,8 +97,8 @@ def train_data(
         dataset = adapter.get_tf_dataset()
     adapter.get_tf_dataset = lambda: dataset  # Keras asks for it in `fit`
     data.x, data.spec = adapter, dataset.element_spec
-    if data.reads != NOTHING and steps is not None:
-        data.is_direct = False  # an iterator goes on from epoch to epoch
+    # With steps_per_epoch, an iterator goes on from epoch to epoch.
+    data.is_direct = data.is_plain and (steps is None or data.reads == NOTHING)
     if steps is None:
         data.num_batches = adapter.num_batches
     if isinstance(x, tf.data.Dataset) or not are_arrays(*parts):
@@ -110,23 +112,25 @@ def validation_data(arguments: Mapping[str, Any], replay: Replay) -> Data:
     """Prepares `validation_data`, which may go on from one validation to the next."""
     given = arguments["validation_data"]
     x, *others = keras.utils.unpack_x_y_sample_weight(given)
+    data = Data(given, reads=NOTHING, is_plain=True)
+    is_known = given is None or are_arrays(x, *others) or isinstance(x, keras.utils.PyDataset)
     if isinstance(x, tf.data.Dataset):
         draws = examine(x, "validation_data")
-        data = Data(x, reads=NOTHING if draws.is_known else ALL, is_direct=draws.is_plain)
-        is_endless = int(x.cardinality()) < 0 and arguments["validation_steps"] is None
-        data.num_batches = None if is_endless else 1
-        return data
-    if isinstance(x, types.GeneratorType):
+        data.reads, data.is_plain = NOTHING if draws.is_known else ALL, draws.is_plain
+        is_known = int(x.cardinality()) >= 0
+    elif isinstance(x, keras.utils.PyDataset):
+        data.x = source = _Indexed(x, replay, False, False)
+        data.reads = ALL if source.reads == ALL else NOTHING
+        data.is_plain = not has_epochs(x)
+    elif isinstance(x, types.GeneratorType):
         warnings.warn(
             "validation_data is a generator: Keras reads it ahead of the validation, by another "
             "number of batches in each run, so that a resumed fit validates on others. Pass a "
             "keras.utils.PyDataset or a tf.data.Dataset.", stacklevel=2,
         )
-    elif isinstance(x, keras.utils.PyDataset) and has_epochs(x):
-        source = _Indexed(x, replay, False, False)
-        reads = ALL if source.reads == ALL else NOTHING
-        return Data(source, reads=reads, num_batches=1)
-    return Data(given, reads=NOTHING, is_direct=True, num_batches=1)
+    data.is_direct = data.is_plain
+    data.ends = is_known or arguments["validation_steps"] is not None
+    return data
 
 
 def _has_index(x: Any) -> bool:
@@ -285,7 +289,7 @@ def _dataset(dataset: tf.data.Dataset, replay: Replay) -> Data:
     draws = examine(dataset, "x")
     if draws.is_known:
         replay.variables = draws.variables
-    data = Data(dataset, reads=THIS_PASS if draws.is_known else ALL, is_direct=draws.is_plain)
+    data = Data(dataset, reads=THIS_PASS if draws.is_known else ALL, is_plain=draws.is_plain)
     data.identity = {"seeds of its shuffles": draws.seeds}
     return data
 
@@ -307,7 +311,7 @@ def _stateful(
             yield keras.tree.lists_to_tuples(batch)
 
     return Data(
-        batches(), reads=NOTHING, is_direct=True, state=lambda: {"iterator": row.saved(done())}
+        batches(), reads=NOTHING, is_plain=True, state=lambda: {"iterator": row.saved(done())}
     )
 
 
