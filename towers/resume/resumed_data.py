@@ -69,7 +69,7 @@ def train_data(
         data = _dataset(x, replay)
     elif isinstance(x, types.GeneratorType):
         data = Data(x, reads=ALL)
-    elif are_arrays(*parts):
+    elif x is not None and are_arrays(*parts):
         data = Data(x, begin_pass=order.begin_pass, is_plain=True, state=order.state)
         data.identity = {"shuffle": shuffle, "data": _digest(parts)}
     elif _has_index(x):
@@ -101,7 +101,7 @@ def train_data(
     data.is_direct = data.is_plain and (steps is None or data.reads == NOTHING)
     if steps is None:
         data.num_batches = adapter.num_batches
-    if isinstance(x, tf.data.Dataset) or not are_arrays(*parts):
+    if "data" not in data.identity:
         data.identity["data"] = f"{type(x).__name__} {adapter.num_batches} {data.spec}"
     else:
         data.identity["batch_size"] = adapter.batch_size
@@ -176,7 +176,8 @@ class _ArrayOrder:
                 graph.seed = self._global_seed
                 return original(values)
             first = tf.cast(values[0], tf.int64)  # Keras may shuffle each batch on its own
-            key = tf.stack([self._seed + self._pass * 2**31, first])
+            # Only the low 32 bits of each number count.
+            key = tf.stack([(self._seed + self._pass * 1_000_003) % 2**31, first])
             count = tf.size(values, tf.int64)
             places = tf.random.experimental.index_shuffle(tf.range(count), key, count - 1)
             return tf.gather(values, places)
