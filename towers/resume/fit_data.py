@@ -5,7 +5,7 @@
         the epoch under way         its first steps are done, the others train
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakValueDictionary
@@ -39,7 +39,8 @@ class FitData:
         saved: the result of `to_json` to resume from.
         """
         self._model, self._state, self._pending = model, state, pending
-        self._random = None if saved is None else saved["random"]
+        # The random state to go on with. Data that draw from it set it before their next batch.
+        self._random = None if saved is None or saved.get("next") else saved["random"]
         self.replay = Replay(state.epoch, None if saved is None else saved["replay"])
         self._data = train_data(
             arguments, self.replay, seed, done=lambda: state.step, saved=saved,
@@ -67,9 +68,9 @@ class FitData:
 
     def to_json(self) -> dict[str, Any]:
         """Returns all that a resumed fit needs, as JSON values."""
-        return {
-            **self._data.state(), "replay": self.replay.to_json(), "random": random_state(),
-        }
+        # First, because a thread may read the next batch by now: its state takes precedence.
+        random = random_state()
+        return {**self._data.state(), "replay": self.replay.to_json(), "random": random}
 
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments for Keras' fit that stand for the data."""
@@ -152,8 +153,7 @@ class FitData:
     def reach(self) -> None:
         """Ends what is done, with the random state that the fit had there."""
         self.replay.reach()
-        # Data that draw from this state have set it themselves, before their next batch.
-        if self._random is not None and not self._data.is_drawing():
+        if self._random is not None:
             set_random_state(self._random)
         self._random = None
 

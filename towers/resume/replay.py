@@ -1,8 +1,8 @@
 """Follows Keras through the data of a fit, and leads it to the same place in a resumed fit.
 
-    first fit     epoch 0: iterator 1  | epoch 1: iterator 2  | epoch 2: iterator 3, batch 0 1 2 saved
-    resumed fit   epoch 0: not read    | epoch 1: not read    | epoch 2: iterator 3, batch 0 1 2 read
-                  --- Keras' own loop makes the same iterators and calls the same methods ---   train
+    first fit     epoch 0: iterator 1  | epoch 1: iterator 2  | epoch 2: iterator 3, 2 steps
+    resumed fit   epoch 0: not read    | epoch 1: not read    | epoch 2: iterator 3, 2 steps read
+                  the same iterators and calls of on_epoch_end, by Keras' own loop    then trains
 
 Keras decides itself when an iterator begins and when it ends. So this module repeats no rule of
 Keras: in a resumed fit, Keras' loop runs from the first epoch, and a step that is done only reads.

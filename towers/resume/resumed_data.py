@@ -1,12 +1,12 @@
 """Prepares the data of `fit` so that a resumed fit reads the rest of them.
 
-| data                                  | order of an epoch           | batches that are done       |
-| ------------------------------------- | --------------------------- | --------------------------- |
-| arrays                                | Keras' own, from its seed   | are read again in one epoch |
-| a PyDataset, batches by index         | Keras' own, from `random`   | are not read                |
-| a tf.data.Dataset                     | set by the dataset          | are read again in one pass  |
-| a generator                           | set by the generator        | are read again, all of them |
-| an iterable with a state (`stateful`) | set by the iterable         | are not read                |
+| data                             | order of an epoch         | batches that are done       |
+| -------------------------------- | ------------------------- | --------------------------- |
+| arrays                           | Keras' own, from its seed | are read again in one epoch |
+| a PyDataset, batches by index    | Keras' own, from `random` | are not read                |
+| a tf.data.Dataset                | set by the dataset        | are read again in one pass  |
+| a generator                      | set by the generator      | are read again, all of them |
+| an iterable that has a state     | set by the iterable       | are not read                |
 
 Keras' own data adapters read all of them, as in a fit without towers.Resume.
 """
@@ -41,6 +41,7 @@ class Data:
 
     x: Any  # the argument for Keras' fit
     spec: Any = None  # the spec of one batch
+    shuffle: Any = False  # Keras' argument
     identity: dict[str, Any] = field(default_factory=dict)  # must not differ in a resumed fit
     num_batches: int | None = None  # of an epoch; None if not known, or with steps_per_epoch
     ends: bool = True  # whether Keras' loop ends without reading
@@ -48,7 +49,6 @@ class Data:
     is_plain: bool = False  # whether reading them changes nothing for a later iterator
     is_direct: bool = False  # whether a resumed fit may leave out the epochs that are done
     begin_pass: Callable[[int], None] = lambda number: None  # called with an iterator's number
-    is_drawing: Callable[[], bool] = bool  # whether reading ahead draws from the random state
     state: Callable[[], Mapping[str, Any]] = dict  # gives the values that `saved` brings back
 
 
@@ -62,74 +62,88 @@ def train_data(
     seed: gives the order of arrays in a script that sets no seed.
     done: returns the number of steps so far. saved: the results of `Data.state` to resume from.
     """
-    x, parts = arguments["x"], [arguments[name] for name in ("x", "y", "sample_weight")]
-    steps, shuffle, saved = arguments["steps_per_epoch"], arguments["shuffle"], saved or {}
-    order = _ArrayOrder(seed, saved.get("order"))
-    if isinstance(x, tf.data.Dataset):
-        data = _dataset(x, replay)
-    elif isinstance(x, types.GeneratorType):
-        data = Data(x, reads=ALL)
-    elif x is not None and are_arrays(*parts):
-        data = Data(x, begin_pass=order.begin_pass, is_plain=True, state=order.state)
-        data.identity = {"shuffle": shuffle, "data": _digest(parts)}
-    elif _has_index(x):
-        shuffle = shuffle and not _is_grain(x)  # which Keras does not shuffle
-        source = _Indexed(x, replay, shuffle, steps is None, saved.get("next"))
-        data = Data(source, {}, {"shuffle": bool(shuffle)}, begin_pass=source.begin_pass)
-        data.is_plain, data.state = not has_epochs(x), source.state
-        data.reads = source.reads
-        data.is_drawing = source.is_drawing
-        replay.keeps_random = True
-    elif has_state(x):
-        shuffle, data = False, _stateful(x, steps, done, saved.get("iterator"))
-    else:
-        raise ValueError(
-            f"x ({type(x).__name__}): towers.Resume cannot find its position again. Pass arrays, a "
-            "PyDataset or another source of batches by index, a tf.data.Dataset, a generator, or "
-            "an iterable with get_state() and set_state(value)."
-        )
-    adapter = data_adapter(**{
-        **{name: arguments[name] for name in (
-            "y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")},
-        "x": data.x, "shuffle": shuffle,
-    })
+    order = _ArrayOrder(seed, None if saved is None else saved.get("order"))
+    data = _data_of(arguments, replay, order, done, saved or {})
+    names = ("y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
+    adapter = data_adapter(
+        x=data.x, shuffle=data.shuffle, **{name: arguments[name] for name in names}
+    )
     with replaced(tf.random, "shuffle", order.shuffle):
         dataset = adapter.get_tf_dataset()
     adapter.get_tf_dataset = lambda: dataset  # Keras asks for it in `fit`
     data.x, data.spec = adapter, dataset.element_spec
     # With steps_per_epoch, an iterator goes on from epoch to epoch.
-    data.is_direct = data.is_plain and (steps is None or data.reads == NOTHING)
-    if steps is None:
-        data.num_batches = adapter.num_batches
-    if "data" not in data.identity:
-        data.identity["data"] = f"{type(x).__name__} {adapter.num_batches} {data.spec}"
-    else:
+    is_one_pass = arguments["steps_per_epoch"] is not None
+    data.is_direct = data.is_plain and (not is_one_pass or data.reads == NOTHING)
+    data.num_batches = None if is_one_pass else adapter.num_batches
+    if "data" in data.identity:
         data.identity["batch_size"] = adapter.batch_size
+    else:
+        kind = type(arguments["x"]).__name__
+        data.identity["data"] = f"{kind} {adapter.num_batches} {data.spec}"
     return data
+
+
+def _data_of(
+    arguments: Mapping[str, Any], replay: Replay, order: "_ArrayOrder", done: Callable[[], int],
+    saved: Mapping[str, Any],
+) -> Data:
+    """Returns what follows from the kind of `x`; its `x` is for Keras' data adapter."""
+    x, steps, shuffle = (arguments[name] for name in ("x", "steps_per_epoch", "shuffle"))
+    parts = [x, arguments["y"], arguments["sample_weight"]]
+    if isinstance(x, tf.data.Dataset):
+        return _dataset(x, replay, shuffle)
+    if isinstance(x, types.GeneratorType):
+        return Data(x, shuffle=shuffle, reads=ALL)
+    if x is not None and are_arrays(*parts):
+        return Data(
+            x, shuffle=shuffle, identity={"shuffle": shuffle, "data": _digest(parts)},
+            is_plain=True, begin_pass=order.begin_pass, state=order.state,
+        )
+    if _has_index(x):
+        replay.keeps_random = True
+        shuffle = bool(shuffle) and not _is_grain(x)  # which Keras does not shuffle
+        source = _Indexed(x, replay, shuffle, steps is None, saved.get("next"))
+        return Data(
+            source, shuffle=shuffle, identity={"shuffle": shuffle}, reads=source.reads,
+            is_plain=not has_epochs(x), begin_pass=source.begin_pass, state=source.state,
+        )
+    if has_state(x):
+        return _stateful(x, steps, done, saved.get("iterator"))
+    raise ValueError(
+        f"x ({type(x).__name__}): towers.Resume cannot find its position again. Pass arrays, a "
+        "PyDataset or another source of batches by index, a tf.data.Dataset, a generator, or an "
+        "iterable with get_state() and set_state(value)."
+    )
 
 
 def validation_data(arguments: Mapping[str, Any], replay: Replay) -> Data:
     """Prepares `validation_data`, which may go on from one validation to the next."""
     given = arguments["validation_data"]
     x, *others = keras.utils.unpack_x_y_sample_weight(given)
+    steps = arguments["validation_steps"]
     data = Data(given, reads=NOTHING, is_plain=True)
     is_known = given is None or are_arrays(x, *others) or isinstance(x, keras.utils.PyDataset)
+    is_read_ahead = isinstance(x, types.GeneratorType)
     if isinstance(x, tf.data.Dataset):
-        draws = examine(x, "validation_data")
+        draws, length = examine(x, "validation_data"), int(x.cardinality())
         data.reads, data.is_plain = NOTHING if draws.is_known else ALL, draws.is_plain
-        is_known = int(x.cardinality()) >= 0
+        is_known = length >= 0
+        is_left = steps is not None and not 0 <= length <= steps
+        is_read_ahead = is_left and not (draws.is_known and not draws.variables)
     elif isinstance(x, keras.utils.PyDataset):
         data.x = source = _Indexed(x, replay, False, False)
         data.reads = ALL if source.reads == ALL else NOTHING
         data.is_plain = not has_epochs(x)
-    elif isinstance(x, types.GeneratorType):
+    if is_read_ahead:
         warnings.warn(
-            "validation_data is a generator: Keras reads it ahead of the validation, by another "
-            "number of batches in each run, so that a resumed fit validates on others. Pass a "
-            "keras.utils.PyDataset or a tf.data.Dataset.", stacklevel=2,
+            f"validation_data ({type(x).__name__}): TensorFlow reads it ahead of the validation, "
+            "by another number of batches in each run, so that a resumed fit may validate on "
+            "others. Leave validation_steps out, or pass a keras.utils.PyDataset, or a "
+            "tf.data.Dataset that repeats before it shuffles.", stacklevel=2,
         )
     data.is_direct = data.is_plain
-    data.ends = is_known or arguments["validation_steps"] is not None
+    data.ends = is_known or steps is not None
     return data
 
 
@@ -161,6 +175,8 @@ class _ArrayOrder:
     """
 
     def __init__(self, seed: int, saved: Any = None) -> None:
+        self._seed: int
+        self._global_seed: int | None
         self._seed, self._global_seed = saved or (seed, None)
         self._is_saved = saved is not None
         with tf.device("/cpu:0"):
@@ -207,11 +223,10 @@ class _Indexed(keras.utils.PyDataset):
         settings = ("workers", "use_multiprocessing", "max_queue_size")
         super().__init__(**{k: getattr(source, k) for k in settings if hasattr(source, k)})
         self._source, self._replay, self._saved = source, replay, saved
-        draws = bool(saved)
-        self.is_drawing = lambda: draws
         length = self.num_batches
-        self._left_of_signature = _SIGNATURE_READS if length is None else min(
-            _SIGNATURE_READS, length)
+        self._left_of_signature = _SIGNATURE_READS
+        if length is not None:
+            self._left_of_signature = min(length, _SIGNATURE_READS)
         self._empty: Any = None
         is_parallel = self.workers > 1 or self.workers > 0 and self.use_multiprocessing
         self._is_in_turn = not is_parallel
@@ -286,13 +301,14 @@ def _no_rows(value: Any) -> Any:
     return take_rows(value, [0], [0]) if is_composite(value) else np.asarray(value)[:0]
 
 
-def _dataset(dataset: tf.data.Dataset, replay: Replay) -> Data:
+def _dataset(dataset: tf.data.Dataset, replay: Replay, shuffle: Any) -> Data:
     draws = examine(dataset, "x")
     if draws.is_known:
         replay.variables = draws.variables
-    data = Data(dataset, reads=THIS_PASS if draws.is_known else ALL, is_plain=draws.is_plain)
-    data.identity = {"seeds of its shuffles": draws.seeds}
-    return data
+    return Data(
+        dataset, shuffle=shuffle, identity={"seeds of its shuffles": draws.seeds},
+        reads=THIS_PASS if draws.is_known else ALL, is_plain=draws.is_plain,
+    )
 
 
 def _stateful(
