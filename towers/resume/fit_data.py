@@ -39,8 +39,7 @@ class FitData:
         saved: the result of `to_json` to resume from.
         """
         self._model, self._state, self._pending = model, state, pending
-        # The random state to go on with. Data that draw from it set it before their next batch.
-        self._random = None if saved is None or saved.get("next") else saved["random"]
+        self._random = None if saved is None else saved["random"]
         self.replay = Replay(state.epoch, None if saved is None else saved["replay"])
         self._data = train_data(
             arguments, self.replay, seed, done=lambda: state.step, saved=saved,
@@ -108,6 +107,7 @@ class FitData:
         try:
             yield
         finally:
+            self.replay.is_closed = True
             if model.train_function is train:
                 model.train_function = function
             self._put_test_function_back()
@@ -152,10 +152,10 @@ class FitData:
 
     def reach(self) -> None:
         """Ends what is done, with the random state that the fit had there."""
-        self.replay.reach()
         if self._random is not None:
             set_random_state(self._random)
-        self._random = None
+            self._random = None
+        self.replay.reach()
 
     def end_epoch(self) -> None:
         """Counts the epoch as complete."""

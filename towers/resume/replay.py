@@ -8,6 +8,7 @@ Keras decides itself when an iterator begins and when it ends. So this module re
 Keras: in a resumed fit, Keras' loop runs from the first epoch, and a step that is done only reads.
 """
 
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -55,6 +56,10 @@ class Replay:
             set_random_state(self.then.at_start)  # Keras reads a generator before the fit begins
         self.is_over = self.then is None  # whether the position is reached
         self.is_before_epoch = not self.is_over  # whether the epoch of the position has not begun
+        self.is_closed = False  # whether the fit has ended
+        self._reached = threading.Event()
+        if self.is_over:
+            self._reached.set()
         self._iterator: Callable[[], Any] = lambda: None
         self._left: dict[str, Any] = {}  # the random states after the last call that drew from them
 
@@ -75,6 +80,7 @@ class Replay:
         """Forgets the position, so that the data begin with this epoch."""
         self.then, self.now = None, Position(epoch, at_start=random_state())
         self.is_over, self.is_before_epoch = True, False
+        self._reached.set()
 
     def reach(self) -> None:
         """Ends the replay: from now on, all that Keras reads is new."""
@@ -82,6 +88,12 @@ class Replay:
             assert self.then is not None
             self.is_over = True
             self.now.pass_step = self.then.pass_step
+            self._reached.set()
+
+    def wait(self) -> None:
+        """Makes a thread that reads ahead wait until the position is reached, or the fit ends."""
+        while not self._reached.wait(0.5) and not self.is_closed:
+            pass
 
     def begin_epoch(self, is_within: bool) -> None:
         """Begins an epoch that is not done, with the random state of its first steps.

@@ -260,6 +260,8 @@ class _Indexed(keras.utils.PyDataset):
 
     def _is_done(self, at: int, index: int) -> bool:
         replay = self._replay
+        if replay.is_closed:  # a thread reads on, and would draw from the random state
+            return True
         if self._is_in_turn:
             return replay.is_before_pass or at < replay.num_done
         # Threads begin to read before Keras does, and in any order.
@@ -267,6 +269,7 @@ class _Indexed(keras.utils.PyDataset):
 
     def _read(self, at: int, index: int) -> Any:
         """Reads a batch; keeps the random state before it if the source draws from it."""
+        self._replay.wait()  # for the random state, from which the batch may draw
         if self._saved:
             set_random_state(self._saved)
             self._saved = None
