@@ -43,7 +43,7 @@ def dataset_parts(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
 
 
 def dataset_graphs(dataset: tf.data.Dataset) -> list[Any]:
-    """Returns the graphs of the functions that one dataset calls, such as that of `map`."""
+    """Returns the graphs of the functions that one dataset calls, as `map` does."""
     functions: list[Any] = [getattr(value, "function", None) for value in _attributes(dataset)]
     return [function.graph for function in functions if hasattr(function, "graph")]
 

@@ -1,4 +1,4 @@
-"""Finds what a tf.data.Dataset draws anew for each iterator, and whether it can be repeated.
+"""Finds what a tf.data.Dataset draws for each iterator, and whether it can be repeated.
 
     list_files(shuffle, seed) -> interleave -> shuffle(1000, seed) -> map -> batch -> prefetch
                                                draws a seed for each iterator, as it is made

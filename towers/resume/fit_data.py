@@ -20,7 +20,7 @@ from towers.resume.source import Lines
 from towers.resume.train_state import TrainState
 
 
-# Data that fits of this process have read, by `id`: some may have an order of their own by now.
+# Data that fits of this process have read, by `id`. Some may be in another order by now.
 _read: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 

@@ -72,7 +72,7 @@ def train_data(
         dataset = adapter.get_tf_dataset()
     adapter.get_tf_dataset = lambda: dataset  # Keras asks for it in `fit`
     data.x, data.spec = adapter, dataset.element_spec
-    # With steps_per_epoch, an iterator goes on from epoch to epoch.
+    # With steps_per_epoch, an iterator continues from epoch to epoch.
     is_one_pass = arguments["steps_per_epoch"] is not None
     data.is_direct = data.is_plain and (not is_one_pass or data.reads == NOTHING)
     data.num_batches = None if is_one_pass else adapter.num_batches

@@ -83,7 +83,7 @@ def resumed_fit(
         checkpointer = Checkpointer(
             directory, workers, _warn, every=resume.every, argument="directory", mirror=mirror
         )
-        # Not from `random`, from which Keras and users draw.
+        # `secrets`, because Keras and users draw from `random`.
         seed, state = int(workers.broadcast(b"%d" % secrets.randbits(31))), TrainState()
         state.epoch = arguments["initial_epoch"]
         found = checkpointer.read()
