@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOORS = [
     ROOT / f"towers/machine/{name}_internals.py"
-    for name in ("callback", "keras", "loss", "tensorflow")
+    for name in ("callback", "data", "keras", "loss", "tensorflow")
 ]
 PUBLIC = {  # by documentation
     "_asdict", "_fields", "_make", "_replace",  # NamedTuple's: no field can be called so

@@ -1,6 +1,7 @@
 """The input of a fit that goes on, also one with a state of its own; the callback itself."""
 
 import os
+import random
 from pathlib import Path
 
 import keras
@@ -12,120 +13,109 @@ import towers
 from tests.parallel import pairs
 from tests.parallel.fits import Fits, classifier, rows
 from tests.resume import loaders
-from towers.app.datasets import batches
+from towers.resume.replay import Replay
 from towers.resume.resume import Resume, only_one
-from towers.resume.resumed_data import Start, are_arrays, make_data, split_arrays
-from towers.resume.stateful import decoded, encoded
+from towers.resume.resumed_data import train_data
+from towers.resume.resumed_fit import fit_arguments
+from towers.resume.stateful import Repeated, decoded, encoded
 
 X = np.arange(11, dtype="float64")
 
 
 class Batches(keras.utils.PyDataset):
-    """X in batches of 4; reads notes which."""
+    """`rows` in batches of 7; reads notes which."""
 
     def __init__(self):
         super().__init__()
-        self.reads, self.ends = [], 0
+        self.reads = []
 
     def __len__(self):
-        return 3
+        return 4
 
     def __getitem__(self, index):
         self.reads.append(index)
-        return (X[4 * index: 4 * index + 4],)
+        return tuple(part[7 * index: 7 * index + 7] for part in rows())
 
     def on_epoch_end(self):
-        self.ends += 1
+        random.random()
 
 
 def dataset():
     return tf.data.Dataset.from_tensor_slices(X).shuffle(11, seed=1).batch(4)
 
 
-def made(x, start, shuffle=True):
-    return make_data(start, x, None, None, 4, shuffle)
+def made(x, seed=5, saved=None, **options):
+    arguments = fit_arguments(x, batch_size=4, **options)
+    return train_data(arguments, Replay(0), seed, saved=saved)
 
 
-def epoch_of(data, epoch):
-    """The values of an epoch's batches, as Keras' fit reads them."""
-    data.begin_epoch(epoch)
-    is_indexed = isinstance(data.x, keras.utils.PyDataset)
-    batches = [data.x[i][0] for i in range(data.num_batches)] if is_indexed else data.x
-    return [np.ravel(batch).tolist() for batch in batches]
+def orders(data, count=3):
+    """The elements that so many iterators give."""
+    found = []
+    for number in range(1, count + 1):
+        data.begin_pass(number)
+        found.append([np.ravel(batch).tolist() for batch in data.x.get_tf_dataset()])
+    return found
 
 
-def test_what_is_done_is_not_read():
-    start, source = Start(5, epoch=2, step=2), Batches()
-    for x in (X, source):
-        assert epoch_of(made(x, start), 2)[:2] == [[], []]
-    assert len(source.reads) == 2  # for the specs, and the one that is left
-    assert source.ends == 2
+def test_what_is_done_is_not_read(tmp_path):
+    made = []
+    fits = Fits(classifier(), lambda: made.append(Batches()) or made[-1], batch_size=None)
+    with pytest.raises(InterruptedError):
+        fits.fit(tmp_path, after=6)
+    fits.fit(tmp_path)
+    first, second = (each.reads for each in made)
+    assert first[:2] == second[:2] == [0, 1]  # Keras looks at their shapes
+    assert sorted(first[6:8] + second[2:]) == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_arrays_come_in_the_order_of_train_py(shuffle):
-    data, examples = made(X, Start(5), shuffle), batches.load_examples((X,))
-    for epoch in range(2):
-        theirs = batches.shuffled_batches(examples, 4, 5, epoch) if shuffle else (
-            batches.ordered_batches(examples, 4))
-        assert [part.numpy().tolist() for (part,) in theirs] == epoch_of(data, epoch)
+@pytest.fixture
+def without_seed():
+    tf.random.set_seed(None)
+    yield
+    keras.utils.set_random_seed(0)
 
 
-@pytest.mark.parametrize("make", [lambda: X, Batches, dataset])
-def test_the_batches_of_every_epoch_are_all_of_them_in_another_order(make):
-    data = made(make(), Start(5))
-    first, second = epoch_of(data, 0), epoch_of(data, 1)
-    assert sorted(sum(first, [])) == sorted(sum(second, [])) == X.tolist()
-    assert first != second
+@pytest.mark.parametrize("shuffle", [True, "batch"])
+def test_arrays_of_a_script_without_a_seed_are_shuffled_by_one_that_is_saved(
+    shuffle, without_seed
+):
+    data = made(X, shuffle=shuffle)
+    found = orders(data)
+    assert [sorted(sum(order, [])) for order in found] == [X.tolist()] * 3
+    assert len({str(order) for order in found}) == 3
+    if shuffle == "batch":
+        assert sorted(found[0][0]) == X[:4].tolist()
+    assert orders(made(X, shuffle=shuffle, seed=6)) != found
+    again = made(X, shuffle=shuffle, seed=6, saved=data.state())
+    assert orders(again) == found
 
 
-def test_arrays_keep_their_structure_and_their_types():
-    x = {"a": X, "b": [X.astype("int8"), tf.constant(["x"] * 11)]}
-    data = make_data(Start(0), x, X, np.ones(11), 4, False)
-    spec = data.x.element_spec
-    assert (spec[0]["a"].dtype, spec[0]["b"][0].dtype) == (tf.float32, tf.int8)
-    assert (spec[0]["b"][1].dtype, len(spec)) == (tf.string, 3)
-    assert not [v for v in tf.nest.flatten(spec) if v.shape != [None]]
-
-
-def test_a_weight_for_several_outputs_is_that_of_each():
-    data = make_data(Start(0), X, {"a": X, "b": X}, np.ones(11), 4, False)
-    assert set(data.spec[2]) == {"a", "b"}
-
-
-def test_the_split_of_validation_is_keras_own():
-    train, test = split_arrays((X, None, X), 0.25)
-    assert train[0].numpy().tolist() == X[:8].tolist()
-    assert (test[1], test[2].numpy().tolist()) == (None, X[8:].tolist())
-    with pytest.raises(ValueError, match=r"^validation_split \(0.999\) leaves one part of 11"):
-        split_arrays((X, None, None), 0.999)
+def test_arrays_are_shuffled_by_the_seed_of_the_first_script():
+    keras.utils.set_random_seed(1)
+    data = made(X)
+    keras.utils.set_random_seed(2)
+    assert orders(made(X)) != orders(data)
+    assert orders(made(X, saved=data.state())) == orders(data)
 
 
 def test_what_differs_is_in_the_identity():
-    def identity(x, shuffle=True):
-        return made(x, Start(0), shuffle).identity
+    def identity(x, **options):
+        return made(x, **options).identity
 
     assert identity(X) == identity(X.copy())
     for other in (X + 1, X[:10], X.astype("int64")):
         assert identity(other) != identity(X)
-    assert identity(X, False) != identity(X)
-    assert identity(dataset().take(2)) != identity(dataset())
+    assert identity(X, shuffle=False) != identity(X)
+    assert identity(X, y=X) != identity(X)
+    for other in (dataset().take(2), dataset().unbatch().shuffle(11, seed=2).batch(4)):
+        assert identity(other) != identity(dataset())
 
 
 @pytest.mark.parametrize("x", [[[1.0, 2.0]], None, "text"])
 def test_data_without_an_order_are_refused(x):
-    assert not are_arrays(x)
     with pytest.raises(ValueError, match=r"^x \(.*\): towers.Resume cannot find its position"):
-        made(x, Start(0))
-
-
-def test_arguments_that_make_no_sense_are_refused():
-    with pytest.raises(ValueError, match="^shuffle .'batch'. must be True or False"):
-        made(X, Start(0), "batch")
-    with pytest.raises(ValueError, match=r"different lengths: \[10, 11\]"):
-        make_data(Start(0), X, X[:10], None, 4, True)
-    with pytest.raises(ValueError, match="x is a generator that gives no batch"):
-        made((x for x in ()), Start(0, epoch=100, steps_per_epoch=2))
+        made(x)
 
 
 STEPS = {"steps_per_epoch": 4, "batch_size": None}
@@ -151,22 +141,15 @@ def test_nothing_that_was_trained_on_is_read_again(tmp_path):
 ])
 def test_what_is_saved_is_the_state_after_the_last_step(options):
     """Beside what has been read ahead; states of steps that are done are forgotten."""
-    def data(done, saved=None):
-        start, source = Start(0, steps_per_epoch=4), loader(**options)
-        return make_data(start, source, None, None, None, True, done=done, saved=saved)
-
-    steps = [0]
-    first = data(lambda: steps[0])
-    batches = [next(first.x) for _ in range(3)]
-    assert decoded(first.state())["at"] == 0
-    steps[0] = 1
-    assert decoded(first.state())["at"] == 1
-    again = data(lambda: 1, first.state())
-    np.testing.assert_array_equal(next(again.x)[0], batches[1][0])
-    next(first.x)
-    steps[0] = 0
+    first, batches = Repeated(loader(**options), "x"), []
+    for since in (0, 0, 1):
+        batches.append(next(first))
+        first.note(since)
+    assert decoded(first.saved(1))["at"] == 1
+    again = Repeated(loader(**options), "x", 1, first.saved(1))
+    np.testing.assert_array_equal(next(again)[0], batches[1][0])
     with pytest.raises(KeyError):
-        first.state()
+        first.saved(0)
 
 
 def test_states_come_back_as_they_were():

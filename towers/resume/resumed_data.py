@@ -1,93 +1,115 @@
-"""Makes the data of `fit` begin at any step of any epoch.
+"""Prepares the data of `fit` so that a resumed fit reads the rest of them.
 
-| data                                  | order of an epoch        | batches that are done         |
-| ------------------------------------- | ------------------------ | ----------------------------- |
-| arrays                                | depends on (seed, epoch) | are skipped, not read         |
-| a PyDataset, batches by index         | depends on (seed, epoch) | are skipped, not read         |
-| a tf.data.Dataset                     | set by the dataset       | are read again, in this epoch |
-| with steps_per_epoch, or a generator  | set by the data          | are read again, in all epochs |
-| an iterable with a state (`stateful`) | set by the iterable      | are skipped, not read         |
+| data                             | order of an epoch         | batches that are done       |
+| -------------------------------- | ------------------------- | --------------------------- |
+| arrays                           | Keras' own, from its seed | are read again in one epoch |
+| a PyDataset, batches by index    | Keras' own, from `random` | are not read                |
+| a tf.data.Dataset                | set by the dataset        | are read again in one pass  |
+| a generator                      | set by the generator      | are read again, all of them |
+| an iterable that has a state     | set by the iterable       | are not read                |
 
-Each epoch has all its batches, so that Keras can count them. In a resumed epoch, `fit` drops the
-first batches, which are done. They may be empty.
+Keras' own data adapters read all of them, as in a fit without towers.Resume.
 """
 
-import itertools
 import types
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import partial, partialmethod
-from typing import Any, NamedTuple
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partialmethod
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.resume.source import InMemory, as_written, num_steps, prepare_ahead, sha256, shuffled
+from towers.machine.data_internals import are_arrays, data_adapter
+from towers.machine.replaced import replaced
+from towers.resume.dataset_draws import examine
+from towers.resume.random_state import random_state, set_random_state
+from towers.resume.replay import Replay
+from towers.resume.source import InMemory, sha256
 from towers.resume.stateful import Repeated, has_state
-from towers.step.structures import (
-    as_tensor, batch_specs, gather_rows, is_composite, is_scipy, map_tensors, take_rows,
-)
+from towers.step.structures import as_tensor, is_composite, is_scipy, map_tensors, take_rows
+
+NOTHING, THIS_PASS, ALL = "nothing", "this pass", "all passes"
+_SIGNATURE_READS = 2  # batches that Keras reads to find their types and shapes
 
 
-class Start(NamedTuple):
-    """Says at which epoch and step the data begin, and the seed of their order."""
-
-    seed: int
-    first: int = 0  # the initial epoch of the first process
-    epoch: int = 0  # the epoch that is under way
-    step: int = 0  # the number of steps of `epoch` that are done
-    steps_per_epoch: int | None = None  # `fit`'s, rounded up to whole executions; None: all data
-
-    def batches_before(self, epoch: int, length: int | None) -> int:
-        """Returns the number of batches before an epoch, if a pass over the data has `length`.
-
-        With steps_per_epoch, counts to the start: Keras makes one iterator, which does not end.
-        """
-        steps = self.steps_per_epoch
-        return epoch * (length or 0) if steps is None else self.epoch * steps
-
-
-@dataclass(frozen=True)
+@dataclass
 class Data:
-    """Data that begin at a Start."""
+    """Data of a fit, with what a resumed fit has to know about them."""
 
     x: Any  # the argument for Keras' fit
-    spec: Any  # the spec of one batch
-    identity: dict[str, Any]  # values that must not differ in a resumed fit
+    spec: Any = None  # the spec of one batch
+    shuffle: Any = False  # Keras' argument
+    identity: dict[str, Any] = field(default_factory=dict)  # must not differ in a resumed fit
     num_batches: int | None = None  # of an epoch; None if not known, or with steps_per_epoch
-    skipped: int = 0  # how many batches of x to read before the first epoch
-    begin_epoch: Callable[[int], Any] = lambda epoch: None  # called before Keras reads an epoch
-    state: Callable[[], Any] = lambda: None  # gives JSON values; None if steps are enough
+    ends: bool = True  # whether Keras' loop ends without reading
+    reads: str = THIS_PASS  # what a resumed fit reads again: NOTHING, THIS_PASS or ALL
+    is_plain: bool = False  # whether reading them changes nothing for a later iterator
+    is_direct: bool = False  # whether a resumed fit may leave out the epochs that are done
+    begin_pass: Callable[[int], None] = lambda number: None  # called with an iterator's number
+    state: Callable[[], Mapping[str, Any]] = dict  # gives the values that `saved` brings back
 
 
-def make_data(
-    start: Start, x: Any, y: Any, sample_weight: Any, batch_size: Any, shuffle: Any, *,
-    done: Callable[[], int] = lambda: 0, saved: Any = None,
+def train_data(
+    arguments: Mapping[str, Any], replay: Replay, seed: int, *,
+    done: Callable[[], int] = lambda: 0, saved: Mapping[str, Any] | None = None,
 ) -> Data:
-    """Makes data of the arguments of `fit`; raises ValueError if their order is not known.
+    """Prepares the data of `fit`; raises ValueError if their order cannot be repeated.
 
-    done: returns the number of steps so far. saved: the result of `Data.state` to resume from.
+    arguments: the arguments of `fit` by name, after its `validation_split`.
+    seed: gives the order of arrays in a script that sets no seed.
+    done: returns the number of steps so far. saved: the results of `Data.state` to resume from.
     """
+    order = _ArrayOrder(seed, None if saved is None else saved.get("order"))
+    data = _data_of(arguments, replay, order, done, saved or {})
+    names = ("y", "sample_weight", "batch_size", "steps_per_epoch", "class_weight")
+    adapter = data_adapter(
+        x=data.x, shuffle=data.shuffle, **{name: arguments[name] for name in names}
+    )
+    with replaced(tf.random, "shuffle", order.shuffle):
+        dataset = adapter.get_tf_dataset()
+    adapter.get_tf_dataset = lambda: dataset  # Keras asks for it in `fit`
+    data.x, data.spec = adapter, dataset.element_spec
+    # With steps_per_epoch, an iterator continues from epoch to epoch.
+    is_one_pass = arguments["steps_per_epoch"] is not None
+    data.is_direct = data.is_plain and (not is_one_pass or data.reads == NOTHING)
+    data.num_batches = None if is_one_pass else adapter.num_batches
+    if "data" in data.identity:
+        data.identity["batch_size"] = adapter.batch_size
+    else:
+        kind = type(arguments["x"]).__name__
+        data.identity["data"] = f"{kind} {adapter.num_batches} {data.spec}"
+    return data
+
+
+def _data_of(
+    arguments: Mapping[str, Any], replay: Replay, order: "_ArrayOrder", done: Callable[[], int],
+    saved: Mapping[str, Any],
+) -> Data:
+    """Returns what follows from the kind of `x`; its `x` is for Keras' data adapter."""
+    x, steps, shuffle = (arguments[name] for name in ("x", "steps_per_epoch", "shuffle"))
+    parts = [x, arguments["y"], arguments["sample_weight"]]
     if isinstance(x, tf.data.Dataset):
-        return _passes(x, start)
+        return _dataset(x, replay, shuffle)
     if isinstance(x, types.GeneratorType):
-        read_again = (start.epoch - start.first) * (start.steps_per_epoch or 0)
-        return replace(_stream(x), skipped=read_again)
-    if are_arrays(x):
-        return _arrays((x, y, sample_weight), batch_size, shuffle, start)
-    has_index = hasattr(x, "__len__") and hasattr(x, "__getitem__")
-    if isinstance(x, keras.utils.PyDataset) or (
-        has_index and not isinstance(x, list | tuple | dict | str | bytes)
-    ):
-        return _Indexed(x, shuffle, start).data
+        return Data(x, shuffle=shuffle, reads=ALL)
+    if x is not None and are_arrays(*parts):
+        return Data(
+            x, shuffle=shuffle, identity={"shuffle": shuffle, "data": _digest(parts)},
+            is_plain=True, begin_pass=order.begin_pass, state=order.state,
+        )
+    if _has_index(x):
+        replay.keeps_random = True
+        shuffle = bool(shuffle) and not _is_grain(x)  # which Keras does not shuffle
+        source = _Indexed(x, replay, shuffle, steps is None, saved.get("next"))
+        return Data(
+            source, shuffle=shuffle, identity={"shuffle": shuffle}, reads=source.reads,
+            is_plain=not has_epochs(x), begin_pass=source.begin_pass, state=source.state,
+        )
     if has_state(x):
-        if start.steps_per_epoch is None:
-            raise ValueError(
-                f"x ({type(x).__name__}) has a state and is read without an end: "
-                "give steps_per_epoch, such as the number of batches in the data."
-            )
-        return _stateful(x, start, done, saved)
+        return _stateful(x, steps, done, saved.get("iterator"))
     raise ValueError(
         f"x ({type(x).__name__}): towers.Resume cannot find its position again. Pass arrays, a "
         "PyDataset or another source of batches by index, a tf.data.Dataset, a generator, or an "
@@ -95,153 +117,212 @@ def make_data(
     )
 
 
-def are_arrays(x: Any) -> bool:
-    """Returns whether x is an array or a structure of arrays."""
-    leaves = [leaf for leaf in keras.tree.flatten(x) if leaf is not None]
-    return bool(leaves) and all(
-        hasattr(leaf, "__array__") or is_composite(leaf) or is_scipy(leaf) for leaf in leaves
-    )
-
-
-def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
-    """Splits arrays as `validation_split` does: the last `share` of the rows is for validation."""
-    parts = _tensors(parts)
-    count = _num_rows(parts)
-    at = int(np.floor(count * (1.0 - share)))
-    if not 0 < at < count:
-        raise ValueError(f"validation_split ({share}) leaves one part of {count} examples empty.")
-    first = map_tensors(partial(take_rows, begin=[0], end=[at]), parts)
-    return first, map_tensors(partial(take_rows, begin=[at], end=[count]), parts)
-
-
-def _arrays(parts: Any, batch_size: Any, shuffle: Any, start: Start) -> Data:
-    """Makes batches of arrays, in the order of train.py; batches that are done have no rows."""
-    if shuffle not in (True, False):
-        raise ValueError(f"shuffle ({shuffle!r}) must be True or False with towers.Resume.")
-    parts, steps = _tensors(parts), start.steps_per_epoch
-    count = _num_rows(parts)
-    size = int(batch_size or (num_steps(count, steps) if steps else 32))
-    length = num_steps(count, size)
-    num_done = start.batches_before(start.epoch, length) + start.step
-    with tf.device("/cpu:0"):
-        before = tf.Variable(start.batches_before(start.epoch, length), dtype=tf.int64)
-
-    @as_written
-    def batch(index: tf.Tensor) -> Any:
-        total = before + index
-        epoch, step = total // length, total % length
-        begin = step * size
-        end = tf.minimum(begin + size, count)
-        rows = tf.range(begin, end)
-        if shuffle:
-            rows = shuffled(rows, start.seed, epoch, count)
-        rows = rows[: tf.where(total < num_done, tf.constant(0, tf.int64), end - begin)]
-        return keras.utils.pack_x_y_sample_weight(
-            *map_tensors(lambda part: gather_rows(part, rows), parts)
+def validation_data(arguments: Mapping[str, Any], replay: Replay) -> Data:
+    """Prepares `validation_data`, which may go on from one validation to the next."""
+    given = arguments["validation_data"]
+    x, *others = keras.utils.unpack_x_y_sample_weight(given)
+    steps = arguments["validation_steps"]
+    data = Data(given, reads=NOTHING, is_plain=True)
+    is_known = given is None or are_arrays(x, *others) or isinstance(x, keras.utils.PyDataset)
+    is_read_ahead = isinstance(x, types.GeneratorType)
+    if isinstance(x, tf.data.Dataset):
+        draws, length = examine(x, "validation_data"), int(x.cardinality())
+        data.reads, data.is_plain = NOTHING if draws.is_known else ALL, draws.is_plain
+        is_known = length >= 0
+        is_left = steps is not None and not 0 <= length <= steps
+        is_read_ahead = is_left and not (draws.is_known and not draws.variables)
+    elif isinstance(x, keras.utils.PyDataset):
+        data.x = source = _Indexed(x, replay, False, False)
+        data.reads = ALL if source.reads == ALL else NOTHING
+        data.is_plain = not has_epochs(x)
+    if is_read_ahead:
+        warnings.warn(
+            f"validation_data ({type(x).__name__}): TensorFlow reads it ahead of the validation, "
+            "by another number of batches in each run, so that a resumed fit may validate on "
+            "others. Leave validation_steps out, or pass a keras.utils.PyDataset, or a "
+            "tf.data.Dataset that repeats before it shuffles.", stacklevel=2,
         )
+    data.is_direct = data.is_plain
+    data.ends = is_known or steps is not None
+    return data
 
-    x = prepare_ahead(tf.data.Dataset.range(tf.int64.max if steps else length).map(batch))
-    digest = sha256(InMemory(parts).identity())
-    return Data(
-        x, x.element_spec, {"batch_size": size, "shuffle": bool(shuffle), "data": digest},
-        None if steps else length,
-        begin_epoch=lambda epoch: before.assign(start.batches_before(epoch, length)),
+
+def _has_index(x: Any) -> bool:
+    has_index = hasattr(x, "__len__") and hasattr(x, "__getitem__")
+    is_plain = isinstance(x, list | tuple | dict | str | bytes)
+    return isinstance(x, keras.utils.PyDataset) or has_index and not is_plain
+
+
+def _is_grain(x: Any) -> bool:
+    return type(x).__module__.split(".")[0] == "grain"
+
+
+def has_epochs(source: Any) -> bool:
+    """Returns whether a source of batches does something between epochs, such as shuffling."""
+    return any(
+        getattr(type(source), name, None) is not getattr(keras.utils.PyDataset, name)
+        and hasattr(source, name)
+        for name in ("on_epoch_begin", "on_epoch_end")
     )
+
+
+class _ArrayOrder:
+    """Gives `tf.random.shuffle`, by which Keras orders arrays, seeds that can be saved.
+
+    With a seed of the script, such as keras.utils.set_random_seed(1), the order is Keras' own.
+    Without one, TensorFlow draws each order from a seed that nobody can read. So each iterator gets
+    an order that follows from a seed of towers and the iterator's number.
+    """
+
+    def __init__(self, seed: int, saved: Any = None) -> None:
+        self._seed: int
+        self._global_seed: int | None
+        self._seed, self._global_seed = saved or (seed, None)
+        self._is_saved = saved is not None
+        with tf.device("/cpu:0"):
+            self._pass = tf.Variable(0, dtype=tf.int64)
+
+    def shuffle(self, original: Callable[[Any], tf.Tensor]) -> Callable[[Any], tf.Tensor]:
+        """Replaces `tf.random.shuffle` in the function that Keras traces."""
+        def shuffled(values: Any) -> tf.Tensor:
+            graph = tf.compat.v1.get_default_graph()
+            if not self._is_saved:
+                self._global_seed = graph.seed
+            if self._global_seed is not None:
+                graph.seed = self._global_seed
+                return original(values)
+            first = tf.cast(values[0], tf.int64)  # Keras may shuffle each batch on its own
+            # Only the low 32 bits of each number count.
+            key = tf.stack([(self._seed + self._pass * 1_000_003) % 2**31, first])
+            count = tf.size(values, tf.int64)
+            places = tf.random.experimental.index_shuffle(tf.range(count), key, count - 1)
+            return tf.gather(values, places)
+
+        return shuffled
+
+    def begin_pass(self, number: int) -> None:
+        self._pass.assign(number)
+
+    def state(self) -> dict[str, Any]:
+        return {"order": [self._seed, self._global_seed]}
 
 
 class _Indexed(keras.utils.PyDataset):
-    """Takes batches by index from a PyDataset or a similar source.
+    """Takes batches by index from a PyDataset or a similar source, for Keras.
 
-    Batches that are done have no rows. For epochs that are done, `on_epoch_begin` and
-    `on_epoch_end` of the source run again, because they may shuffle. If steps_per_epoch is
-    not the length of the source, they never run: batches are read before an epoch begins.
+    In a resumed fit, batches that are done have no rows, and the source is not asked for them.
     """
 
-    def __init__(self, source: Any, shuffle: Any, start: Start) -> None:
+    def __init__(
+        self, source: Any, replay: Replay, shuffle: Any, is_epoch: bool, saved: Any = None
+    ) -> None:
+        """
+        is_epoch: whether an iterator of the data for training is an epoch.
+        saved: the random state before the first batch that is not done, if batches draw from it.
+        """
         settings = ("workers", "use_multiprocessing", "max_queue_size")
         super().__init__(**{k: getattr(source, k) for k in settings if hasattr(source, k)})
-        self._length = source.num_batches if hasattr(source, "num_batches") else len(source)
-        if start.steps_per_epoch == self._length:
-            start = start._replace(steps_per_epoch=None)
-        self._source, self._start, self._before = source, start, 0
-        self._shuffle = bool(shuffle) and self._length is not None
-        self._num_done = start.batches_before(start.epoch, self._length) + start.step
-        first = source[0]
-        self._empty = map_tensors(
-            lambda v: take_rows(v, [0], [0]) if is_composite(v) else np.asarray(v)[:0], first
-        )
-        spec = batch_specs(map_tensors(_array, first))
-        identity = {"shuffle": self._shuffle, "data": f"{self._length} {spec}"}
-        self.data = Data(self, spec, identity, self.num_batches, begin_epoch=self._begin_epoch)
+        self._source, self._replay, self._saved = source, replay, saved
+        length = self.num_batches
+        self._left_of_signature = _SIGNATURE_READS
+        if length is not None:
+            self._left_of_signature = min(length, _SIGNATURE_READS)
+        self._empty: Any = None
+        is_parallel = self.workers > 1 or self.workers > 0 and self.use_multiprocessing
+        self._is_in_turn = not is_parallel
+        # Keras' threads hand on what is left of one epoch as the first batches of the next one.
+        self.reads = ALL if is_parallel else THIS_PASS
+        self._is_in_order = is_epoch and not shuffle  # whether an index is a step of the epoch
+        self._at = 0  # the number of batches of the iterator that have been read in turn
+        self._states: dict[int, Any] = {}  # by such a number: the random state that it draws from
+
+    def __reduce__(self) -> Any:
+        """Sends only the source to another process."""
+        return _itself, (self._source,)
 
     @property
     def num_batches(self) -> int | None:
-        """Returns the number of batches; None with steps_per_epoch or without an end."""
-        return None if self._start.steps_per_epoch else self._length
-
-    def _begin_epoch(self, epoch: int) -> None:
-        if epoch == self._start.epoch:
-            for _ in range(self._start.first, epoch):
-                self.on_epoch_begin()
-                self.on_epoch_end()
-        self._before = self._start.batches_before(epoch, self._length)
+        """Returns the number of batches; None without an end."""
+        source = self._source
+        return source.num_batches if hasattr(source, "num_batches") else len(source)
 
     def __getitem__(self, index: int) -> Any:
-        total = self._before + index
-        if total < self._num_done:
+        if self._left_of_signature:
+            self._left_of_signature -= 1
+            batch = self._source[index]
+            if self._empty is None:
+                self._empty = map_tensors(_no_rows, batch)
+            return batch
+        at, self._at = self._at, self._at + 1
+        if self._is_done(at, index):
             return self._empty
-        if self._length is None:
-            return self._source[total]
-        epoch, step = divmod(total, self._length)
-        if self._shuffle:
-            order = np.random.default_rng([self._start.seed, epoch]).permutation(self._length)
-            step = int(order[step])
-        return self._source[step]
+        return self._read(at, index) if self._is_in_turn else self._source[index]
+
+    def _is_done(self, at: int, index: int) -> bool:
+        replay = self._replay
+        if replay.is_closed:  # a thread reads on, and would draw from the random state
+            return True
+        if self._is_in_turn:
+            return replay.is_before_pass or at < replay.num_done
+        # Threads begin to read before Keras does, and in any order.
+        return replay.is_before_epoch or self._is_in_order and index < replay.num_done
+
+    def _read(self, at: int, index: int) -> Any:
+        """Reads a batch; keeps the random state before it if the source draws from it."""
+        self._replay.wait()  # for the random state, from which the batch may draw
+        if self._saved:
+            set_random_state(self._saved)
+            self._saved = None
+        done = self._replay.now.pass_step
+        states = {number: state for number, state in self._states.items() if number >= done}
+        before = random_state()
+        self._states = {**states, at: before}
+        batch = self._source[index]
+        if random_state() == before:
+            self._states[at] = None
+        return batch
+
+    def begin_pass(self, number: int) -> None:
+        self._at, self._states = 0, {}
+
+    def state(self) -> dict[str, Any]:
+        return {"next": self._states.get(self._replay.now.pass_step)}
 
     def _tell(self, name: str) -> None:
-        if self._start.steps_per_epoch is None and hasattr(self._source, name):
-            getattr(self._source, name)()
+        if hasattr(self._source, name):
+            self._replay.call(getattr(self._source, name))
 
     on_epoch_begin = partialmethod(_tell, "on_epoch_begin")
     on_epoch_end = partialmethod(_tell, "on_epoch_end")
 
 
-def _passes(dataset: tf.data.Dataset, start: Start) -> Data:
-    """Reads a tf.data.Dataset once per epoch, or without an end if steps_per_epoch is given.
-
-    `shuffle` draws a seed at the beginning of each pass. So each epoch that is done is begun again,
-    to draw its seed.
-    """
-    count, epochs_done = int(dataset.cardinality()), start.epoch - start.first
-    spec = dataset.element_spec
-    identity = {"data": f"{count} {spec}"}
-    if start.steps_per_epoch:
-        return Data(dataset.repeat(), spec, identity, skipped=epochs_done * start.steps_per_epoch)
-    # Inside `flat_map`, the dataset begins with the first batch that is read. Otherwise, each
-    # iterator would begin it, and Keras makes iterators that it never reads.
-    x = tf.data.Dataset.range(1).flat_map(lambda _: dataset).with_options(dataset.options())
-    if count >= 0:
-        x = x.apply(tf.data.experimental.assert_cardinality(count))
-
-    def begin_epoch(epoch: int) -> None:
-        for _ in range(epochs_done if epoch == start.epoch else 0):
-            next(iter(x), None)
-
-    return Data(x, spec, identity, None if count < 0 else count, begin_epoch=begin_epoch)
+def _itself(source: Any) -> Any:
+    return source
 
 
-def _stream(batches: Iterator[Any], num_passed: int = 0) -> Data:
-    """Reads a generator. Its first batch comes `num_passed` times more, for steps that are done."""
-    first = next(batches, None)
-    if first is None:
-        raise ValueError("x is a generator that gives no batch.")
-    spec = batch_specs(map_tensors(_array, first))
-    x = (b for b in itertools.chain(itertools.repeat(first, num_passed + 1), batches))
-    return Data(x, spec, {"data": str(spec)})
+def _no_rows(value: Any) -> Any:
+    return take_rows(value, [0], [0]) if is_composite(value) else np.asarray(value)[:0]
 
 
-def _stateful(source: Any, start: Start, done: Callable[[], int], saved: Any) -> Data:
+def _dataset(dataset: tf.data.Dataset, replay: Replay, shuffle: Any) -> Data:
+    draws = examine(dataset, "x")
+    if draws.is_known:
+        replay.variables = draws.variables
+    return Data(
+        dataset, shuffle=shuffle, identity={"seeds of its shuffles": draws.seeds},
+        reads=THIS_PASS if draws.is_known else ALL, is_plain=draws.is_plain,
+    )
+
+
+def _stateful(
+    source: Any, steps: int | None, done: Callable[[], int], saved: Any
+) -> Data:
     """Reads an iterable that has a state, and resumes from its state."""
+    if steps is None:
+        raise ValueError(
+            f"x ({type(source).__name__}) has a state and is read without an end: "
+            "give steps_per_epoch, such as the number of batches in the data."
+        )
     row = Repeated(source, "x", done(), saved)
 
     def batches() -> Iterator[Any]:
@@ -249,36 +330,21 @@ def _stateful(source: Any, start: Start, done: Callable[[], int], saved: Any) ->
             row.note(since=done())
             yield keras.tree.lists_to_tuples(batch)
 
-    data = _stream(batches(), start.step)
-    identity = {"data": f"{type(source).__name__} {data.spec}"}
-    return replace(data, identity=identity, state=lambda: row.saved(done()))
+    return Data(
+        batches(), reads=NOTHING, is_plain=True, state=lambda: {"iterator": row.saved(done())}
+    )
 
 
-def _array(value: Any) -> Any:
-    """Converts a part of a batch to an array; returns a ragged or sparse tensor unchanged."""
-    return value if is_composite(value) else np.asarray(value)
-
-
-def _tensors(parts: Any) -> Any:
-    """Returns (x, y, sample_weight) as tensors on the CPU. Floats get Keras' floatx."""
-    x, y, weight = keras.tree.lists_to_tuples(parts)
-    if keras.tree.is_nested(y) and weight is not None and not keras.tree.is_nested(weight):
-        weight = keras.tree.map_structure(lambda _: parts[2], y)
-    with tf.device("/cpu:0"):
-        return map_tensors(_tensor, (x, y, weight))
+def _digest(parts: Any) -> str:
+    """Returns the SHA-256 of arrays."""
+    leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
+    return sha256(piece for leaf in leaves for piece in InMemory((_tensor(leaf),)).identity())
 
 
 def _tensor(array: Any) -> tf.Tensor:
-    if hasattr(array, "to_numpy"):  # pandas; Keras turns a series into a column
-        array = array.to_numpy()[..., None] if len(array.shape) == 1 else array.to_numpy()
-    tensor = as_tensor(array if tf.is_tensor(array) or is_scipy(array) else np.asarray(array))
-    if isinstance(tensor, tf.SparseTensor):
-        tensor = tf.sparse.reorder(tensor)
-    return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
-
-
-def _num_rows(parts: Any) -> int:
-    counts = {int(part.shape[0]) for part in tf.nest.flatten(parts) if part is not None}
-    if len(counts) != 1:
-        raise ValueError(f"x, y and sample_weight have different lengths: {sorted(counts)}.")
-    return counts.pop()
+    """Returns an array as a tensor on the CPU."""
+    with tf.device("/cpu:0"):
+        if hasattr(array, "to_numpy"):  # pandas
+            array = array.to_numpy()
+        tensor = as_tensor(array if tf.is_tensor(array) or is_scipy(array) else np.asarray(array))
+        return tf.sparse.reorder(tensor) if isinstance(tensor, tf.SparseTensor) else tensor

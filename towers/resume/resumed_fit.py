@@ -9,7 +9,7 @@
 """
 
 import os
-import random
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -17,20 +17,19 @@ from typing import Any
 import keras
 
 from towers.machine import callback_internals, signals
+from towers.machine.data_internals import split_arrays
 from towers.machine.user_lines import warn_user
 from towers.machine.words import counted
 from towers.resume import remote_dir, run_dir
 from towers.resume.checkpointer import Checkpointer
+from towers.resume.fit_data import FitData
 from towers.resume.resume import FitOption, Resume
-from towers.resume.resumed_data import Data, Start, are_arrays, make_data, split_arrays
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, compared
-from towers.resume.source import Lines
 from towers.resume.train_state import TrainState, plain
 from towers.workers.workers import Workers, join_workers
 
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
-_SEED = "seed"
-_ITERATOR = "iterator"  # the state of data that have one
+_DATA = "data"  # the position in the data, and the state of random numbers
 
 # The `initial_epoch` of the newest fit that this process has completed in each directory.
 completed: dict[str, int] = {}
@@ -71,11 +70,11 @@ def resumed_fit(
         )
     others = [callback for callback in given if not isinstance(callback, FitOption)]
     arguments = dict(arguments)
-    x, y, weight = (arguments[name] for name in ("x", "y", "sample_weight"))
-    share = arguments["validation_split"]
-    if share and arguments["validation_data"] is None and are_arrays(x):
-        (x, y, weight), arguments["validation_data"] = split_arrays((x, y, weight), share)
-        arguments["validation_split"] = 0.0
+    if arguments["validation_split"] and arguments["validation_data"] is None:
+        parts = arguments["x"], arguments["y"], arguments["sample_weight"]
+        parts, rest = split_arrays(parts, arguments["validation_split"])
+        arguments.update(zip(("x", "y", "sample_weight"), parts, strict=True))
+        arguments.update(validation_split=0.0, validation_data=rest)
     steps_per_epoch, execution = arguments["steps_per_epoch"], model.steps_per_execution
     with ExitStack() as stack:
         mirror = stack.enter_context(remote_dir.mirrored(
@@ -90,11 +89,12 @@ def resumed_fit(
         checkpointer = Checkpointer(
             directory, workers, warn_user, every=resume.every, argument="directory", mirror=mirror
         )
-        drawn = random.getrandbits(31)  # a resumed fit draws, too, for the same state of `random`
-        seed, state = int(workers.broadcast(b"%d" % drawn)), TrainState()
+        # `secrets`, because Keras and users draw from `random`.
+        seed, state = int(workers.broadcast(b"%d" % secrets.randbits(31))), TrainState()
         state.epoch = arguments["initial_epoch"]
         found = checkpointer.read()
         saved = {} if found is None else found.checkpoint.state
+        of_data: dict[str, Any] | None = None
         if found is not None:
             for line in found.damaged:
                 warn_user(line)
@@ -104,16 +104,9 @@ def resumed_fit(
                     "Name another."
                 )
             with checkpointer.expecting("a fit"):
-                seed, state = int(saved[_FIT][_SEED]), TrainState.from_json(saved["position"])
+                state, of_data = TrainState.from_json(saved["position"]), saved[_DATA]
                 _check_not_completed(resume, arguments["initial_epoch"], state)
-        start = Start(
-            seed, arguments["initial_epoch"], state.epoch, state.epoch_step,
-            steps_per_epoch and -(-steps_per_epoch // execution) * execution,
-        )
-        data = make_data(
-            start, x, y, weight, arguments["batch_size"], arguments["shuffle"],
-            done=lambda: state.step, saved=saved.get(_ITERATOR),
-        )
+        data = FitData(model, arguments, state, seed, pending, of_data)
         if state.epoch_step % execution and state.epoch_step != data.num_batches:
             raise ValueError(
                 f"steps_per_execution ({execution}): the newest checkpoint was written after step "
@@ -123,10 +116,11 @@ def resumed_fit(
         variables = _variables(model, prepare(data.spec))
         now = {
             **identity, **data.identity, "steps_per_epoch": steps_per_epoch,
-            "optimizer": type(model.optimizer).__name__, _SEED: seed,
+            "optimizer": type(model.optimizer).__name__,
         }
         held = {
-            _FIT: now, OPTIONS: options, _ITERATOR: lambda _: data.state(),
+            _FIT: now, OPTIONS: options,
+            _DATA: lambda _: data.to_json(),
             FULL_BATCH: lambda _: int(full_batch.numpy()),
         }
         checkpointer.hold(lambda: variables, others, held)
@@ -194,7 +188,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
 
     def __init__(
         self, callbacks: Sequence[keras.callbacks.Callback], directory: str,
-        checkpointer: Checkpointer, state: TrainState, data: Data, pending: signals.Pending,
+        checkpointer: Checkpointer, state: TrainState, data: FitData, pending: signals.Pending,
         workers: Workers, **options: Any,
     ) -> None:
         """
@@ -207,37 +201,20 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._directory, self._checkpointer, self._state = directory, checkpointer, state
         self._data, self._pending, self._workers = data, pending, workers
         self._steps_done = state.epoch_step  # steps of the epoch under way
-        self._is_done = False  # whether the current step is done
 
     def fit(self, fit: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
-        """Runs Keras' `fit` with a train function that skips the steps that are done."""
+        """Runs Keras' `fit`, which does not train again in the steps that are done."""
         model, data, state = self.model, self._data, self._state
-        model.make_train_function()
-        function, self._unread = model.train_function, data.skipped
-
-        def train(iterator: Any) -> Any:
-            if self._unread:
-                self._read_again(iterator)
-            if not self._is_done:
-                return function(iterator)
-            for _ in range(model.steps_per_execution):
-                next(iterator, None)
-            return dict(state.logs)
-
         callback_internals.forget_initial_epoch(model)
         is_over = state.stopped and state.epoch_step == 0  # else, finish the epoch
-        if self._checkpointer.found is not None and (is_over or state.epoch >= arguments["epochs"]):
-            self._say_complete(is_over)
-        model.train_function = train
-        try:
+        is_over = is_over or state.epoch >= arguments["epochs"]
+        if self._checkpointer.found is not None and is_over:
+            self._say_complete(state.stopped and state.epoch_step == 0)
+        with data.running():
             return fit(**{
-                **arguments, "x": data.x, "y": None, "sample_weight": None, "shuffle": False,
-                "callbacks": self,
-                "initial_epoch": arguments["epochs"] if is_over else state.epoch,
+                **arguments, **data.arguments(), "callbacks": self,
+                "initial_epoch": arguments["epochs"] if is_over else data.first_epoch,
             })
-        finally:
-            if model.train_function is train:
-                model.train_function = function
 
     def _say_complete(self, is_stopped: bool) -> None:
         """Prints that the directory holds a complete fit, so that no step is left."""
@@ -247,16 +224,6 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
                 f"Already complete: {counted(self._state.epoch, 'epoch')}{early}, in "
                 f"{self._directory}. To train again, name another directory.", flush=True,
             )
-
-    def _read_again(self, iterator: Any) -> None:
-        """Reads the batches of epochs that are done. A signal ends the process after a batch."""
-        num_batches, self._unread = self._unread, 0
-        lines = Lines("reading again the batches of the epochs that are done")
-        for index in range(num_batches):
-            self._pending.obey(self._pending.number or 0)  # there is nothing to save
-            if next(iterator, None) is None:
-                raise ValueError(f"x ends after {index} batches, and the fit has done more.")
-            lines.show(index + 1)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begins the callbacks, then restores their state and the variables."""
@@ -268,24 +235,34 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         if self._state.epoch >= self.params["epochs"]:  # the checkpoint is older than this copy
             callback_internals.finalize_averages(self.callbacks)
 
+    def on_train_end(self, logs: Any = None) -> None:
+        """Ends the callbacks. After a complete fit, random numbers go on as after its last step."""
+        self._data.reach()
+        super().on_train_end(logs)
+
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begins an epoch. In mid-epoch, restores values that callbacks set, such as a rate."""
+        self._data.at_epoch(epoch)
+        if self._data.is_before:
+            return
         super().on_epoch_begin(epoch, logs)
-        self._data.begin_epoch(epoch)
+        self._data.begin_epoch()
         if self._steps_done:
             self._checkpointer.restore()
             self.model.stop_training = self._state.stopped
         self._checkpointer.found = None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        self._is_done = batch < self._steps_done
-        if not self._is_done:
+        self._data.at_step(batch)
+        if not self._data.is_done:
             super().on_train_batch_begin(batch, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Counts the steps of an execution that ends with `batch`, and saves if a save is due."""
-        if self._is_done:
-            self._obey(self._agree())
+        if self._data.is_done:
+            self._data.end_step(batch)
+            if not self._data.is_before:
+                self._obey(self._agree())
             return
         super().on_train_batch_end(batch, logs)
         state, before = self._state, self._state.step
@@ -299,13 +276,31 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             self._save(logs)
         self._obey(signal)
 
+    def on_test_begin(self, logs: Any = None) -> None:
+        if not self._data.is_before:
+            self._data.reach()  # a callback may have stopped the epoch in its first steps
+            super().on_test_begin(logs)
+
+    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+        if not self._data.is_before:
+            super().on_test_batch_begin(batch, logs)
+
     def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
         """Obeys a signal. The resumed fit runs the whole validation again."""
-        super().on_test_batch_end(batch, logs)
-        self._obey(self._agree())
+        if not self._data.is_before:
+            super().on_test_batch_end(batch, logs)
+            self._obey(self._agree())
+
+    def on_test_end(self, logs: Any = None) -> None:
+        if not self._data.is_before:
+            super().on_test_end(logs)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Saves each complete epoch after its callbacks have run."""
+        self._data.end_epoch()
+        if self._data.is_before:
+            return
+        self._data.reach()
         super().on_epoch_end(epoch, logs)
         state, steps, signal = self._state, self.params["steps"], self._agree()
         # A stop has left out steps of the epoch: the checkpoint before them stays the newest.

@@ -1,0 +1,95 @@
+"""What a tf.data.Dataset draws anew for each iterator, as the operations in it tell."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from towers.resume.dataset_draws import examine
+
+
+def whole(seed=1, **options):
+    return tf.data.Dataset.range(9).shuffle(3, seed=seed, **options)
+
+
+def by_python(dataset):
+    return dataset.map(lambda v: tf.numpy_function(lambda a: a, [v], tf.int64))
+
+
+def noisy(dataset):
+    generator = tf.random.Generator.from_seed(1)
+    return dataset.map(lambda v: generator.normal([]))
+
+
+def flipped(dataset):
+    layer = keras.layers.RandomFlip(seed=1)
+    return dataset.map(lambda v: layer(tf.zeros([2, 2, 3]), training=True))
+
+
+def inner_order(dataset):
+    return dataset.flat_map(lambda v: tf.data.Dataset.range(4).shuffle(4, seed=2))
+
+
+CASES = {  # (whether each iterator is like the first, whether only their number matters)
+    "in order": (tf.data.Dataset.range(9).batch(2).cache().repeat(2), True, True),
+    "in one order": (whole(reshuffle_each_iteration=False).repeat(2), True, True),
+    "in files": (tf.data.Dataset.range(9).interleave(tf.data.Dataset.range), True, True),
+    "shuffled": (whole().map(tf.abs, 2).batch(2).prefetch(1), False, True),
+    "two": (tf.data.Dataset.zip((whole(), whole(2))), False, True),
+    "shuffled, then repeated": (whole().repeat(2), False, False),
+    "shuffled, then cached": (whole().cache(), False, False),
+    "repeated, then shuffled": (tf.data.Dataset.range(9).repeat(2).shuffle(3, 1), False, True),
+    "one after another": (tf.data.Dataset.range(9).concatenate(whole()), False, False),
+    "chosen": (tf.data.Dataset.sample_from_datasets([whole(), whole()], seed=1), False, False),
+    "shuffled within": (inner_order(tf.data.Dataset.range(3)), False, False),
+    "by Python": (by_python(tf.data.Dataset.range(3)), False, False),
+    "by a generator": (tf.data.Dataset.from_generator(
+        lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)), False, False),
+    "with noise": (noisy(tf.data.Dataset.range(3)), False, True),
+    "with a layer": (flipped(tf.data.Dataset.range(3)), False, True),
+    "with noise, then cached": (noisy(tf.data.Dataset.range(3)).cache(), False, False),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_an_iterator_depends_on_follows_from_the_operations(name):
+    dataset, is_plain, is_known = CASES[name]
+    draws = examine(dataset, "x")
+    assert (draws.is_plain, draws.is_known) == (is_plain, is_known)
+    assert bool(draws.variables) == ("noise" in name or "layer" in name)
+
+
+@pytest.mark.parametrize("name", [name for name, (_, is_plain, _) in CASES.items() if is_plain])
+def test_iterators_are_alike_if_they_are_said_to_be(name):
+    first, second = [[np.ravel(v).tolist() for v in CASES[name][0]] for _ in range(2)]
+    assert first == second
+
+
+@pytest.fixture
+def without_seed():
+    tf.random.set_seed(None)
+    yield
+    keras.utils.set_random_seed(0)
+
+
+def test_a_shuffle_without_a_seed_is_an_error_that_names_its_argument(without_seed):
+    for dataset in (whole(None), whole(None, reshuffle_each_iteration=False).batch(2).repeat()):
+        with pytest.raises(ValueError, match=r"^validation_data: a `shuffle`.*seed=1") as caught:
+            examine(dataset, "validation_data")
+        assert "\n" not in str(caught.value)
+    tf.random.set_seed(1)
+    assert len(examine(whole(None), "x").seeds) == 1
+
+
+def test_noise_without_a_seed_is_warned_of(without_seed):
+    def noise():
+        return tf.data.Dataset.range(3).map(lambda v: tf.random.uniform([]))
+
+    with pytest.warns(UserWarning, match="^x: a function of this tf.data.Dataset draws random"):
+        examine(noise(), "x")
+    tf.random.set_seed(1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        examine(noise(), "x")
