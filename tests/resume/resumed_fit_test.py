@@ -266,6 +266,16 @@ def test_a_file_and_a_directory_of_another_fit_are_errors(fits, tmp_path):
             other.fit(x, y, batch_size=7, verbose=0, callbacks=[towers.Resume(tmp_path)])
 
 
+class Batches(keras.utils.PyDataset):
+    """The rows of `rows` in batches of 7."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return tuple(part[7 * index: 7 * index + 7] for part in rows())
+
+
 def folds():
     """Arrays, a tf.data.Dataset and batches by index, which Keras reads in another way each."""
     return [lambda: rows(), lambda: [tf.data.Dataset.from_tensor_slices(rows()).batch(7)],

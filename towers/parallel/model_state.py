@@ -43,7 +43,9 @@ class Towers:
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     full_batch: FullBatch = field(default_factory=FullBatch)  # `step` has it, too
     step: TowerStep | None = None  # for Keras' default steps, from the first batch on
-    custom_steps: dict[str, CustomStep | DividedStep] = field(default_factory=dict)  # by "train", "test", ...
+    custom_steps: dict[str, CustomStep | DividedStep] = field(  # by "train", "test", ...
+        default_factory=dict
+    )
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}

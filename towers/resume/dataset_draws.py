@@ -5,7 +5,6 @@
 """
 
 import re
-import warnings
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -13,6 +12,7 @@ import tensorflow as tf
 from towers.machine.data_internals import (
     begins_again, dataset_graphs, dataset_parts, dataset_seeds, reshuffles,
 )
+from towers.machine.user_lines import warn_user
 
 # Operations in functions of a dataset that keep something from one iterator to the next one, or
 # that make datasets which do.
@@ -41,10 +41,10 @@ def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
             "keras.utils.set_random_seed(1) before making the dataset."
         )
     if any(_draws_unseeded(node) for part in parts for node in _nodes(part)):
-        warnings.warn(
+        warn_user(
             f"{argument}: a function of this tf.data.Dataset draws random numbers without a seed, "
             "so that a resumed fit draws others. Call keras.utils.set_random_seed(1) before "
-            "making the dataset.", stacklevel=2,
+            "making the dataset."
         )
     variables = {id(v): v for part in parts for v in _changed_variables(part)}
     keeps = any(_KEEP.search(node.op) for part in parts for node in _nodes(part))

@@ -12,7 +12,6 @@ Keras' own data adapters read all of them, as in a fit without towers.Resume.
 """
 
 import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partialmethod
@@ -24,6 +23,7 @@ import tensorflow as tf
 
 from towers.machine.data_internals import are_arrays, data_adapter
 from towers.machine.replaced import replaced
+from towers.machine.user_lines import warn_user
 from towers.resume.dataset_draws import examine
 from towers.resume.random_state import random_state, set_random_state
 from towers.resume.replay import Replay
@@ -136,11 +136,11 @@ def validation_data(arguments: Mapping[str, Any], replay: Replay) -> Data:
         data.reads = ALL if source.reads == ALL else NOTHING
         data.is_plain = not has_epochs(x)
     if is_read_ahead:
-        warnings.warn(
+        warn_user(
             f"validation_data ({type(x).__name__}): TensorFlow reads it ahead of the validation, "
             "by another number of batches in each run, so that a resumed fit may validate on "
             "others. Leave validation_steps out, or pass a keras.utils.PyDataset, or a "
-            "tf.data.Dataset that repeats before it shuffles.", stacklevel=2,
+            "tf.data.Dataset that repeats before it shuffles."
         )
     data.is_direct = data.is_plain
     data.ends = is_known or steps is not None
