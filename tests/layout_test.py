@@ -9,7 +9,9 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "towers"
 # The library's folders: each imports itself and those before it. `machine` joins the workers that
 # the environment names before it counts devices.
-LIBRARY = ("workers", "machine", "graph", "step", "custom_step", "resume", "parallel")
+LIBRARY = (
+    "workers", "machine", "graph", "step", "custom_step", "divide", "resume", "parallel",
+)
 BESIDE = {"workers": ("machine",)}  # further folders that a folder may import
 # The folders and modules of app/, in such an order, too. The library imports none of them.
 APP = (
@@ -103,6 +105,7 @@ CROSS_CUTTING = {
     "gpu_test": "what needs a GPU, of every folder",
     "bits_test": "the tests' own: tests/bits.py, tests/conftest.py and what compares",
     "isolation_test": "the tests' own: tests/isolation.py",
+    "divide/rules_test": "every rule of divide/, whole and divided",
     "layout_test": "all modules",
     "notebook_test": "examples/quickstart.ipynb, and what all of towers tells in a kernel",
     "composite_test": "ragged and sparse tensors, wherever a batch goes",

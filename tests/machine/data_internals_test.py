@@ -18,8 +18,13 @@ class Batches(keras.utils.PyDataset):
         return (X[4 * index: 4 * index + 4],)
 
 
-@pytest.mark.parametrize("x", [X, Batches(), tf.data.Dataset.from_tensor_slices(X).batch(4)])
-def test_data_adapter(x):
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(X).batch(4)
+
+
+@pytest.mark.parametrize("make", [X.copy, Batches, dataset])
+def test_data_adapter(make):
+    x = make()
     adapter = data_internals.data_adapter(x=x, batch_size=4, shuffle=False)
     assert adapter.num_batches == 2
     adapter.on_epoch_begin()

@@ -229,3 +229,30 @@ def test_recomputed_by():
         assert traced(tf.constant(2.0)) == 7.0
     assert called == [f]
     assert wrapped(tf.constant(2.0), factor=3.0) == 6.0
+
+
+def test_evaluated():
+    with tf.Graph().as_default():
+        known = tf.reduce_prod(tf.shape(tf.zeros([2, 3])))
+        follows_from_data = tf.size(tf.where(tf.compat.v1.placeholder(tf.bool, [4])))
+        assert tensorflow_internals.evaluated(known) == 6
+        assert tensorflow_internals.evaluated(follows_from_data) is None
+        assert tensorflow_internals.evaluated(tf.constant(1.0)) is None
+
+
+def test_copied():
+    attribute = tf.compat.v1.AttrValue(type=tf.int64.as_datatype_enum)
+    specs = [tf.TensorSpec([]), tf.TensorSpec([])]
+    traced = tf.function(tf.subtract).get_concrete_function(*specs)
+    (subtract,) = (op for op in traced.graph.get_operations() if op.type == "Sub")
+    cast = tf.function(lambda x: tf.cast(x, tf.int32)).get_concrete_function(specs[0])
+    (to_int,) = (op for op in cast.graph.get_operations() if op.type == "Cast")
+    outside = tf.constant(1.5)
+
+    @tf.function(input_signature=specs[:1])
+    def copies(x):
+        difference = tensorflow_internals.copied(subtract, [x, outside])
+        return [*difference, *tensorflow_internals.copied(to_int, difference, {"DstT": attribute})]
+
+    difference, integer = copies(tf.constant(4.0))
+    assert difference == 2.5 and integer == 2 and integer.dtype == tf.int64

@@ -33,37 +33,40 @@ def inner_order(dataset):
 
 
 CASES = {  # (whether each iterator is like the first, whether only their number matters)
-    "in order": (tf.data.Dataset.range(9).batch(2).cache().repeat(2), True, True),
-    "in one order": (whole(reshuffle_each_iteration=False).repeat(2), True, True),
-    "in files": (tf.data.Dataset.range(9).interleave(tf.data.Dataset.range), True, True),
-    "shuffled": (whole().map(tf.abs, 2).batch(2).prefetch(1), False, True),
-    "two": (tf.data.Dataset.zip((whole(), whole(2))), False, True),
-    "shuffled, then repeated": (whole().repeat(2), False, False),
-    "shuffled, then cached": (whole().cache(), False, False),
-    "repeated, then shuffled": (tf.data.Dataset.range(9).repeat(2).shuffle(3, 1), False, True),
-    "one after another": (tf.data.Dataset.range(9).concatenate(whole()), False, False),
-    "chosen": (tf.data.Dataset.sample_from_datasets([whole(), whole()], seed=1), False, False),
-    "shuffled within": (inner_order(tf.data.Dataset.range(3)), False, False),
-    "by Python": (by_python(tf.data.Dataset.range(3)), False, False),
-    "by a generator": (tf.data.Dataset.from_generator(
+    "in order": (lambda: tf.data.Dataset.range(9).batch(2).cache().repeat(2), True, True),
+    "in one order": (lambda: whole(reshuffle_each_iteration=False).repeat(2), True, True),
+    "in files": (lambda: tf.data.Dataset.range(9).interleave(tf.data.Dataset.range), True, True),
+    "shuffled": (lambda: whole().map(tf.abs, 2).batch(2).prefetch(1), False, True),
+    "two": (lambda: tf.data.Dataset.zip((whole(), whole(2))), False, True),
+    "shuffled, then repeated": (lambda: whole().repeat(2), False, False),
+    "shuffled, then cached": (lambda: whole().cache(), False, False),
+    "repeated, then shuffled": (
+        lambda: tf.data.Dataset.range(9).repeat(2).shuffle(3, 1), False, True),
+    "one after another": (lambda: tf.data.Dataset.range(9).concatenate(whole()), False, False),
+    "chosen": (
+        lambda: tf.data.Dataset.sample_from_datasets([whole(), whole()], seed=1), False, False),
+    "shuffled within": (lambda: inner_order(tf.data.Dataset.range(3)), False, False),
+    "by Python": (lambda: by_python(tf.data.Dataset.range(3)), False, False),
+    "by a generator": (lambda: tf.data.Dataset.from_generator(
         lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)), False, False),
-    "with noise": (noisy(tf.data.Dataset.range(3)), False, True),
-    "with a layer": (flipped(tf.data.Dataset.range(3)), False, True),
-    "with noise, then cached": (noisy(tf.data.Dataset.range(3)).cache(), False, False),
+    "with noise": (lambda: noisy(tf.data.Dataset.range(3)), False, True),
+    "with a layer": (lambda: flipped(tf.data.Dataset.range(3)), False, True),
+    "with noise, then cached": (lambda: noisy(tf.data.Dataset.range(3)).cache(), False, False),
 }
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_an_iterator_depends_on_follows_from_the_operations(name):
-    dataset, is_plain, is_known = CASES[name]
-    draws = examine(dataset, "x")
+    make, is_plain, is_known = CASES[name]  # made in the test: pytest's worker starts no TensorFlow
+    draws = examine(make(), "x")
     assert (draws.is_plain, draws.is_known) == (is_plain, is_known)
     assert bool(draws.variables) == ("noise" in name or "layer" in name)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, is_plain, _) in CASES.items() if is_plain])
 def test_iterators_are_alike_if_they_are_said_to_be(name):
-    first, second = [[np.ravel(v).tolist() for v in CASES[name][0]] for _ in range(2)]
+    dataset = CASES[name][0]()
+    first, second = [[np.ravel(v).tolist() for v in dataset] for _ in range(2)]
     assert first == second
 
 

@@ -4,10 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.probes import rows_each
-from towers.divide.rule import (
-    AS_PART, ONCE, OWN, PART, WHOLE, Each, Look, align, contract, is_rows, kept_axes, rows, rows_of, rule,
-)  # fmt: skip
+from towers.divide.facts import AS_PART, ONCE, OWN, PART, WHOLE, Each, rows, rows_of
+from towers.divide.probes import is_rows, rows_each
+from towers.divide.rule import Look, align, contract, kept_axes, rule
 
 # Of each element alone.
 _UNARY = """Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Ceil
@@ -173,7 +172,10 @@ def batch_matrix_product(look: Look) -> Each | None:
     def term(i: int, inner: str) -> str:
         dims = look.dims(i) or ()
         labels = leading[len(out) - len(dims) :]
-        alone = ["ABCDEFGH"[k] if dims[k] != out[k + len(out) - len(dims)] else x for k, x in enumerate(labels)]
+        alone = [
+            "ABCDEFGH"[k] if dims[k] != out[k + len(out) - len(dims)] else x
+            for k, x in enumerate(labels)
+        ]
         return "".join(alone) + inner
 
     left = term(0, "yx" if look.attr("adj_x") else "xy")
@@ -204,9 +206,10 @@ def segments(look: Look) -> Each | None:
 
 # Of the last axes of each row, with the number of these axes.
 _INNER = {
-    "Cholesky": 2, "FFT": 1, "FFT2D": 2, "IFFT": 1, "IFFT2D": 2, "IRFFT": 1, "LogMatrixDeterminant": 2,
-    "LogSoftmax": 1, "MatrixBandPart": 2, "MatrixDeterminant": 2, "MatrixDiagPartV3": 2,
-    "MatrixDiagV3": 1, "MatrixInverse": 2, "RFFT": 1, "Softmax": 1, "TopKV2": 1, "TopK": 1,
+    "Cholesky": 2, "FFT": 1, "FFT2D": 2, "IFFT": 1, "IFFT2D": 2, "IRFFT": 1,
+    "LogMatrixDeterminant": 2, "LogSoftmax": 1, "MatrixBandPart": 2,
+    "MatrixDeterminant": 2, "MatrixDiagPartV3": 2,
+    "MatrixDiagV3": 1, "MatrixInverse": 2, "RFFT": 1, "Softmax": 1, "TopKV2": 1,
 }  # fmt: skip
 
 

@@ -23,14 +23,12 @@ class Place(NamedTuple):
 class Context:
     """Holds values of the trace in one graph, and emits operations that read them.
 
-    place: the tower's, or None for whole values.
-    find: gives values that are not emitted here, or None if there are none.
+    place: the tower's; for whole values, that of all rows.
+    find: gives values that are not emitted here.
     """
 
-    def __init__(
-        self, place: Place | None, total: Any, find: Callable[[Value, Need], Any] | None = None
-    ) -> None:
-        self.place, self._total, self._find = place, total, find
+    def __init__(self, place: Place, find: Callable[[Value, Need], Any]) -> None:
+        self.place, self._find = place, find
         self.values: dict[Value, Any] = {}
 
     def copy(self, op: Op, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
@@ -104,7 +102,7 @@ class Context:
         sizes: list[Any] = value.shape.as_list()
         if value.fact.kind == "rows":
             axis, each = value.fact.axis, value.rows_each
-            sizes[axis] = tf.cast(each * self._total, out.dtype)
+            sizes[axis] = tf.cast(each * self.place.total, out.dtype)
         if None in sizes:  # another size that changes from batch to batch: each tower's is the same
             own = tf.shape(self.read(value, OWN), out_type=out.dtype)
             sizes = [own[axis] if size is None else size for axis, size in enumerate(sizes)]

@@ -93,8 +93,8 @@ class Divided:
         captured = self._function.captured_inputs
         given = dict(zip(self._given, [*arguments, *captured], strict=True))
         with tf.device(self._home):
-            run = _Run(given, len(self._devices), self._given[self._rows[0]] if self._rows else None)
-        run.devices, run.home, run.adds_on_devices = self._devices, self._home, self._adds_on_devices
+            batch = self._given[self._rows[0]] if self._rows else None
+            run = _Run(given, batch, self._devices, self._home, self._adds_on_devices)
         for phase, ops in sorted(self._phases.items()):
             if phase % 2 == 0:
                 self._stages[phase].call(run)
@@ -150,10 +150,13 @@ def _phases(ops: Sequence[Op]) -> Phases:
             earliest = max(earliest, made)
         states = [value for value in op.inputs if value.dtype == tf.resource]
         changes = has_effects(op)
-        for state in states or ([None] if changes else []):
+        keys: list[Value | None] = [*states]
+        if changes and not states:
+            keys = [None]  # what prints, checks or calls Python keeps its order, too
+        for state in keys:
             earliest = max(earliest, last[state][changes])
         phase = earliest + (earliest % 2 == in_towers)
-        for state in states or ([None] if changes else []):
+        for state in keys:
             change, use = last[state]
             last[state] = (phase if changes else change), max(use, phase)
         phase_of[op] = phase
@@ -164,11 +167,13 @@ def _phases(ops: Sequence[Op]) -> Phases:
 class _Run:
     """Holds the values of one call: whole ones, and those of each tower by phase."""
 
-    devices: Sequence[str]
-    home: str
-    adds_on_devices: bool
-
-    def __init__(self, given: dict[Value, Any], num_towers: int, batch: Value | None) -> None:
+    def __init__(
+        self, given: dict[Value, Any], batch: Value | None, devices: Sequence[str], home: str,
+        adds_on_devices: bool,
+    ) -> None:  # fmt: skip
+        """batch: one of the values given, which has the rows of the batch."""
+        self.devices, self.home, self._adds_on_devices = devices, home, adds_on_devices
+        num_towers = len(devices)
         total = tf.shape(given[batch])[0] if batch is not None else tf.constant(1)
         tower = tf.range(num_towers)
         counts = total // num_towers + tf.cast(tower < total % num_towers, tf.int32)
@@ -180,7 +185,7 @@ class _Run:
             Place(tf.maximum(count, 1), start, total)
             for count, start in zip(tf.unstack(counts, num_towers), tf.unstack(starts, num_towers))
         ]
-        self.whole = Context(None, total, self._meet)
+        self.whole = Context(Place(total, tf.constant(0), total), self._meet)
         self.whole.values.update(given)
         self._given, self._total = given, total
         self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
@@ -199,7 +204,7 @@ class _Run:
                 if value.fact == PART:
                     tree = partial_sums(
                         [[part] for part in parts], self.devices,
-                        add_on_devices=self.adds_on_devices, parameter_device=self.home,
+                        add_on_devices=self._adds_on_devices, parameter_device=self.home,
                     )  # fmt: skip
                     self._met[value] = add_tree(tree)[0]
                 else:
@@ -260,7 +265,7 @@ class _Stage:
 
             def stage(place: Place, given: list[Any]) -> list[Any]:
                 found = dict(zip(self._inputs, given, strict=True))
-                context = Context(place, place.total, lambda value, need: found[value, need])
+                context = Context(place, lambda value, need: found[value, need])
                 context.run(self._ops)
                 return [context.values[value] for value in self._outputs]
 

@@ -1,10 +1,10 @@
 """Names what is known of a tensor of the traced step, and how an operation in a tower reads it.
 
-    fact    where the value is                                     how it arises
-    once    one value, on the parameter device                     parameters, sums, other operations
-    rows    each tower holds its own rows, along an axis           the batch, row-by-row operations
-    part    each tower holds a part; the sum of the parts is it    sums over rows
-    size    follows from shapes and constants; made where needed   tf.shape(x)[0], constants
+fact    where the value is                                     how it arises
+once    one value, on the parameter device                     parameters, sums, all else
+rows    each tower holds its own rows, along an axis           the batch; row by row
+part    each tower holds a part; the sum of the parts is it    sums over rows
+size    follows from shapes and constants; made where needed   tf.shape(x)[0], constants
 """
 
 from collections.abc import Callable, Sequence
@@ -39,7 +39,7 @@ class Need(NamedTuple):
 
     kind: "whole" is the batch's value. "own" is the tower's value, rows or a part, as it is. "rows"
         is the tower's rows along an axis of a whole value. "part" is the whole value in the first
-        tower and zeros in the others. "shape" is a shape whose entry at an axis becomes the tower's.
+        tower and zeros in the others. "shape" is a shape whose entry at an axis is the tower's.
     """
 
     kind: str
@@ -62,12 +62,12 @@ def shape_of(axis: int) -> Need:
 class Elements(NamedTuple):
     """What is known of the elements of a TensorList.
 
-    shapes: of each element, at the probes. count: how many there are, at the probes. source: the
+    shapes: of each element, at the probes. number: how many there are, at the probes. source: the
     size that each element equals. None is unknown.
     """
 
     shapes: Sequence[Any] | None = None
-    count: Sequence[int] | None = None
+    number: Sequence[int] | None = None
     source: "Value | None" = None
 
 

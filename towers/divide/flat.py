@@ -1,4 +1,4 @@
-"""Flattens a traced step: a list of operations, with the functions that it calls put in their place."""
+"""Flattens a traced step: a list of operations, in which called functions are put in place."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -17,9 +17,7 @@ _READS = ("ReadVariableOp", "VariableShape")  # stateful for TensorFlow, but the
 NOT_RUN = ("Placeholder", "NoOp")
 
 
-def new_op(
-    kind: str, source: tf.Operation, inputs: Sequence[Value], outputs: Iterable[Any]
-) -> Op:
+def new_op(kind: str, source: tf.Operation, inputs: Sequence[Value], outputs: Iterable[Any]) -> Op:
     """Returns an operation with new outputs, which have the types and shapes of `outputs`."""
     op = Op(f"o{next(_numbers)}", kind, source, list(inputs), [])
     op.outputs = [Value(op, i, tensor.dtype, tensor.shape) for i, tensor in enumerate(outputs)]
@@ -53,9 +51,7 @@ def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Valu
     return ops, [values[id(tensor)] for tensor in graph.outputs]
 
 
-def _unchanged(
-    operation: tf.Operation, inputs: list[Value], outputs: list[Value]
-) -> list[Value]:
+def _unchanged(operation: tf.Operation, inputs: list[Value], outputs: list[Value]) -> list[Value]:
     """Returns the results; for what a loop passes on unchanged, its input."""
     bodies = called_graphs(operation, "body") if operation.type in LOOPS else []
     if not bodies:

@@ -4,10 +4,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.probes import rows_each
-from towers.divide.rule import (
-    ONCE, OWN, PART, WHOLE, Each, Look, is_rows, rows, rows_of, rule, shape_of,
-)  # fmt: skip
+from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, rows, rows_of, shape_of
+from towers.divide.probes import is_rows, rows_each
+from towers.divide.rule import Look, rule
 
 FIRST = rows(0)
 

@@ -96,7 +96,7 @@ def new_list(look: Look) -> Each | None:
         )]  # fmt: skip
 
     needs = [(look.inputs[1], WHOLE)] if has_count else []
-    return Each(needs, [EMPTY], make, elements=[Elements(count=counts)])
+    return Each(needs, [EMPTY], make, elements=[Elements(number=counts)])
 
 
 def _counts(look: Look) -> tuple[int, ...] | None:
@@ -144,7 +144,7 @@ def _put(look: Look, item: int) -> Each | None:
         return None
     shapes = [None if s.rank is None else s for s in look.probes.shapes(value)]
     needs = [(whole, OWN), *((v, WHOLE) for v in look.inputs[1:item]), (value, need_for(fact))]
-    return Each(needs, [fact], elements=[Elements(shapes, whole.elements.count, source)])
+    return Each(needs, [fact], elements=[Elements(shapes, whole.elements.number, source)])
 
 
 def _same(look: Look, first: Value | None, second: Value) -> bool:
@@ -228,7 +228,7 @@ def stack(look: Look) -> Each | None:
     """Joins the elements along a new axis 0."""
     value = look.inputs[0]
     fact, known = value.fact, value.elements.shapes
-    count = value.elements.count or (look.outputs[0].shape[:1].as_list() or [None]) * len(ROWS)
+    count = value.elements.number or (look.outputs[0].shape[:1].as_list() or [None]) * len(ROWS)
     if fact != PART and fact.kind != "rows" or known is None or None in known or None in count:
         return None
     shapes = [[n, *shape] for n, shape in zip(count, known, strict=True)]
@@ -246,15 +246,15 @@ def stack(look: Look) -> Each | None:
 def length(look: Look) -> Each | None:
     """Counts the elements, as many in each tower."""
     value = look.inputs[0]
-    if value.fact == ONCE or value.elements.count is None:
+    if value.fact == ONCE or value.elements.number is None:
         return None
-    look.probes.feed_numbers(look.outputs[0], value.elements.count)
+    look.probes.feed_numbers(look.outputs[0], value.elements.number)
     return Each([(value, OWN)], [SIZE])
 
 
 @_list_rule("TensorListElementShape")
 def element_shape(look: Look) -> Each | None:
-    """Reads the shape of an element, which towers need only for lists whose shape they leave open."""
+    """Reads the shape of an element. Towers make lists whose shapes are open."""
     value = look.inputs[0]
     if value.fact == ONCE:
         return None

@@ -10,7 +10,9 @@ from typing import Any
 import tensorflow as tf
 
 from towers.divide.context import Context, reads
-from towers.divide.facts import EMPTY, ONCE, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op, Value
+from towers.divide.facts import (
+    EMPTY, ONCE, SIZE, SIZES, WHOLE, Each, Elements, Fact, Op, Value,
+)  # fmt: skip
 from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
 from towers.divide.lists import LISTS, joined, need_for
 from towers.divide.rule import Look
@@ -33,11 +35,13 @@ def each_of(analysis: Any, op: Op) -> Each | None:
         return _loop(analysis, op)
     if op.type in CONDITIONS:
         return _condition(analysis, op)
-    return LISTS[op.type](Look(op, analysis.probes, analysis.is_inside)) if op.type in LISTS else None
+    return (
+        LISTS[op.type](Look(op, analysis.probes, analysis.is_inside)) if op.type in LISTS else None
+    )
 
 
 def shape_as_part(axis: int) -> Callable[..., list[Any]]:
-    """Returns the emission of a shape as a sum over towers: of sizes at an axis, else of tower 0."""
+    """Returns the emission of a shape in parts: own sizes at an axis, else those of tower 0."""
 
     def emit(context: Any, op: Op, values: list[Any]) -> list[Any]:
         own = tf.shape(values[0], out_type=op.outputs[0].dtype)
@@ -81,9 +85,9 @@ def _check(ops: Iterable[Op]) -> None:
         for value, need in needs:
             kind = value.fact.kind
             is_met = need.kind in ("whole", "shape") and kind not in ("once", "size")
-            moves = need.kind == "rows" and kind in ("rows", "part") and value.fact.axis != need.axis
-            if is_met or moves or need.kind == "part" and kind == "rows":
-                if __import__('os').environ.get('DBG'): print("NOT", op.type, op.source.name[-50:], op.each is not None, [(v.fact, v.op.type, str(v.shape), v.elements.source is not None) for v in op.inputs], [str(s) for v in op.inputs for s in __import__('gc') and []])
+            is_split = kind in ("rows", "part")
+            is_moved = need.kind == "rows" and is_split and value.fact.axis != need.axis
+            if is_met or is_moved or need.kind == "part" and kind == "rows":
                 raise _NotInTowers
 
 
@@ -127,7 +131,6 @@ def _loop(analysis: Any, op: Op) -> Each | None:
         tests, (test,) = _inner(analysis, condition, given)
         _check(tests)
     except _NotInTowers:
-        if __import__('os').environ.get('DBG'): import traceback; traceback.print_exc(limit=-3)
         return None
     if test.fact not in (ONCE, SIZE):
         return None
@@ -136,8 +139,13 @@ def _loop(analysis: Any, op: Op) -> Each | None:
 
 
 def _meet(
-    analysis: Any, i: int, given: Value, output: Value, facts: dict[int, Fact],
-    shapes: dict[int, Any], elements: dict[int, Elements],
+    analysis: Any,
+    i: int,
+    given: Value,
+    output: Value,
+    facts: dict[int, Fact],
+    shapes: dict[int, Any],
+    elements: dict[int, Elements],
 ) -> None:
     """Joins what is known of a loop variable before a round with what is known after it."""
     is_list = given.dtype == tf.variant
@@ -153,12 +161,14 @@ def _meet(
         shapes[i] = None if shapes[i] is None else [tf.TensorShape(None)] * len(after)
     if is_list:
         known, new = elements[i], output.elements
-        if known.shapes is not None and new.shapes is not None and str(known.shapes) != str(new.shapes):
+        both_known = known.shapes is not None and new.shapes is not None
+        if both_known and str(known.shapes) != str(new.shapes):
             new = new._replace(shapes=None)
         # A list that begins and ends as empty has no elements that could be known.
         elements[i] = known if new == Elements() and fact == EMPTY else new
         if known.source is not None and new.source is not None:
-            same = str(analysis.probes.values(known.source)) == str(analysis.probes.values(new.source))
+            values = [analysis.probes.values(v) for v in (known.source, new.source)]
+            same = str(values[0]) == str(values[1])
             elements[i] = elements[i]._replace(source=known.source if same else None)
             if same:
                 elements[i] = elements[i]._replace(shapes=known.shapes)
@@ -167,13 +177,21 @@ def _meet(
 
 
 def _emitted_loop(
-    op: Op, carried: list[int], given: list[Value], body: tuple[list[Op], list[Value]],
-    test: tuple[list[Op], Value], facts: dict[int, Fact], shapes: dict[int, Any],
-    elements: dict[int, Elements], graph: Any,
+    op: Op,
+    carried: list[int],
+    given: list[Value],
+    body: tuple[list[Op], list[Value]],
+    test: tuple[list[Op], Value],
+    facts: dict[int, Fact],
+    shapes: dict[int, Any],
+    elements: dict[int, Elements],
+    graph: Any,
 ) -> Each:
     """Answers with the loop of a tower: the same operations on the tower's values."""
     arguments = [given[i] for i in carried]
-    results = [(value, need_for(facts[i], value)) for i, value in zip(carried, body[1], strict=True)]
+    results = [
+        (value, need_for(facts[i], value)) for i, value in zip(carried, body[1], strict=True)
+    ]
     outside = _external([*body[0], *test[0]], arguments, [*results, (test[1], WHOLE)])
     starts = [(op.inputs[i], need_for(facts[i], op.inputs[i])) for i in carried]
     invariants = [graph.inputs[i].shape for i in carried]
@@ -182,7 +200,7 @@ def _emitted_loop(
         found = dict(zip(outside, values[len(carried) :], strict=True))
 
         def inner(variables: Sequence[Any], ops: Sequence[Op]) -> Context:
-            within = Context(context.place, context.place.total, lambda v, need: found[v, need])
+            within = Context(context.place, lambda v, need: found[v, need])
             within.values.update(zip(arguments, variables, strict=True))
             within.run(ops)
             return within
@@ -238,7 +256,7 @@ def _condition(analysis: Any, op: Op) -> Each | None:
         found = dict(zip(outside, values[1:], strict=True))
 
         def branch(k: int) -> list[Any]:
-            within = Context(context.place, context.place.total, lambda v, need: found[v, need])
+            within = Context(context.place, lambda v, need: found[v, need])
             within.run(branches[k][0])
             return [within.read(value, need) for value, need in ends[k]]
 

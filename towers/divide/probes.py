@@ -7,7 +7,7 @@
 The graph is imported once for each probe. No kernel runs but for small integers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -49,12 +49,14 @@ class Probes:
         self._tensors: dict[Value, list[tf.Tensor]] = {}
         self._shapes: dict[Value, list[tf.TensorShape]] = {}  # of values that no graph computes
         self._numbers: dict[Value, Sequence[int]] = {}
+        self._num_imports = 0
         self.dims = cache(self._dims)
         self.values = cache(self._values)
 
     def feed(self, value: Value, shapes: Sequence[Any] | None) -> None:
         """Adds a value that is not computed here; shapes: one for each probe, or None."""
-        self._shapes[value] = [tf.TensorShape(shape) for shape in shapes or [None] * len(ROWS)]
+        known = [None] * len(ROWS) if shapes is None else shapes
+        self._shapes[value] = [tf.TensorShape(shape) for shape in known]
 
     def feed_rows(self, value: Value) -> None:
         """Adds rows of the batch, along axis 0."""
@@ -75,9 +77,12 @@ class Probes:
 
     def alias(self, value: Value, source: Value) -> None:
         """Adds a value that equals another one."""
-        for known in (self._tensors, self._shapes, self._numbers):
-            if source in known:
-                known[value] = known[source]
+        if source in self._tensors:
+            self._tensors[value] = self._tensors[source]
+        else:
+            self._shapes[value] = self._shapes[source]
+        if source in self._numbers:
+            self._numbers[value] = self._numbers[source]
 
     def __contains__(self, value: Value) -> bool:
         """Whether a value has been added."""
@@ -101,6 +106,28 @@ class Probes:
                     self.feed_static(value)
             else:
                 kept.append(op)
+        self._infer(kept)
+
+    def _infer(self, kept: list[Op]) -> None:
+        """Lets TensorFlow infer shapes. What it refuses at a probe has only the trace's shapes.
+
+        It refuses, for example, the diagonal of a matrix of which it knows too little.
+        """
+        if not kept:
+            return
+        try:
+            self._import(kept)
+        except (ValueError, tf.errors.InvalidArgumentError):
+            if len(kept) == 1:
+                for value in kept[0].outputs:
+                    self.feed_static(value)
+                return
+            half = len(kept) // 2
+            self._infer(kept[:half])
+            self._infer(kept[half:])
+
+    def _import(self, kept: list[Op]) -> None:
+        """Adds operations to the graphs of all probes."""
         outputs = [value for op in kept for value in op.outputs]
         added = set(outputs)
         outside = {value for op in kept for value in op.inputs if value not in added}
@@ -118,6 +145,7 @@ class Probes:
             for attribute in (COLOCATION, "_output_shapes"):
                 node.attr.pop(attribute, None)
         known = [value for value in outside if value in self._tensors]
+        self._num_imports += 1  # names in a graph must differ, also after an import that failed
         found = []
         for k, graph in enumerate(self._graphs):
             mine = tf.compat.v1.GraphDef(node=[self._fed(v, k, name) for v, name in names.items()])
@@ -126,7 +154,9 @@ class Probes:
             feeds = {value.name: self._tensors[value][k] for value in known}
             with graph.as_default():
                 results = [value.name for value in outputs]
-                found.append(tf.graph_util.import_graph_def(mine, feeds, results, name="") or [])
+                found.append(tf.graph_util.import_graph_def(
+                    mine, feeds, results, name=f"import_{self._num_imports}"
+                ) or [])  # fmt: skip
         self._tensors.update(
             {value: list(each) for value, each in zip(outputs, zip(*found, strict=True))}
         )

@@ -5,10 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from towers.divide.facts import (
-    AS_PART, EMPTY, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Op, Value, rows, rows_of,
-    shape_of,
-)  # fmt: skip
+from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Fact, Need, Op, rows, rows_of
 from towers.divide.probes import Dim, Probes, is_fixed, is_rows
 
 Dims = Sequence[Dim]
@@ -18,7 +15,7 @@ class Look:
     """An operation as rules see it. Inputs and outputs are given by their index."""
 
     def __init__(self, op: Op, probes: Probes, is_inside: bool = False) -> None:
-        """is_inside: whether the operation is in a loop or a condition, where towers cannot meet."""
+        """is_inside: whether it is in a loop or a condition, where towers cannot meet."""
         self.op, self.type, self.probes, self.is_inside = op, op.type, probes, is_inside
         self.inputs, self.outputs = op.inputs, op.outputs
 
@@ -40,11 +37,11 @@ class Look:
         """Returns whether an input follows from shapes and constants alone."""
         return self.inputs[i].fact == SIZE
 
-    def dims(self, i: int) -> Dims | None:
+    def dims(self, i: int) -> Any:
         """Returns the sizes of an input's axes, or None if they are not known."""
         return self.probes.dims(self.inputs[i])
 
-    def out(self, i: int = 0) -> Dims | None:
+    def out(self, i: int = 0) -> Any:
         """Returns the sizes of an output's axes, or None if they are not known."""
         return self.probes.dims(self.outputs[i])
 
@@ -151,10 +148,3 @@ def contract(look: Look, terms: Sequence[str], result: str) -> Each | None:
 def kept_axes(dims: Dims, axes: Any) -> set[int]:
     """Returns axes, which may be negative or a single one, as non-negative integers."""
     return {int(axis) % len(dims) for axis in np.atleast_1d(axes)}
-
-
-__all__ = [
-    "AS_PART", "EMPTY", "ONCE", "OWN", "PART", "SIZE", "WHOLE", "Each", "Elements", "Fact", "Look", "Need", "Op", "RULES",
-    "Value", "align", "contract", "is_fixed", "is_rows", "kept_axes", "rows", "rows_of", "rule",
-    "shape_of",
-]  # fmt: skip

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from towers.divide.rule import (
-    ONCE, OWN, PART, WHOLE, Each, Look, is_fixed, is_rows, kept_axes, rows, rows_of, rule, shape_of,
-)  # fmt: skip
+from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, rows, rows_of, shape_of
+from towers.divide.probes import is_fixed, is_rows
+from towers.divide.rule import Look, kept_axes, rule
 
 
 def _product(dims: Sequence[Any]) -> tuple[int, ...]:
@@ -204,8 +204,10 @@ def _sliced_axes(look: Look, dims: Any, first: int) -> dict[int, int] | None:
             axis += 1
         else:
             at_start = has["begin"][i] or begin is not None and all(b[i] == 0 for b in begin)
-            to_end = has["end"][i] or end is not None and all(
-                e[i] >= size for e, size in zip(end, dims[axis], strict=True)
+            to_end = (
+                has["end"][i]
+                or end is not None
+                and all(e[i] >= size for e, size in zip(end, dims[axis], strict=True))
             )
             if at_start and to_end and strides is not None and all(s[i] == 1 for s in strides):
                 kept[axis] = place
