@@ -105,6 +105,7 @@ CROSS_CUTTING = {
     "gpu_test": "what needs a GPU, of every folder",
     "bits_test": "the tests' own: tests/bits.py, tests/conftest.py and what compares",
     "isolation_test": "the tests' own: tests/isolation.py",
+    "divide/programs_test": "divide/, with every kind of model and step",
     "divide/rules_test": "every rule of divide/, whole and divided",
     "layout_test": "all modules",
     "notebook_test": "examples/quickstart.ipynb, and what all of towers tells in a kernel",

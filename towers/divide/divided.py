@@ -177,7 +177,7 @@ class _Run:
         total = tf.shape(given[batch])[0] if batch is not None else tf.constant(1)
         tower = tf.range(num_towers)
         counts = total // num_towers + tf.cast(tower < total % num_towers, tf.int32)
-        starts = tf.cumsum(counts, exclusive=True)
+        starts = tf.minimum(tf.cumsum(counts, exclusive=True), total - 1)
         # A tower without rows computes on the last row of the batch, because some kernels fail
         # without one. `_real` drops what it computes.
         self._has_rows = tf.unstack(counts > 0, num_towers)
@@ -243,7 +243,7 @@ class _Run:
         ]):  # fmt: skip
             shards = []
             for place in self.places:
-                begin = tf.where(at_axis, each * tf.minimum(place.start, self._total - 1), 0)
+                begin = tf.where(at_axis, each * place.start, 0)
                 shards.append(tf.slice(whole, begin, tf.where(at_axis, each * place.count, shape)))
         return shards
 

@@ -1,0 +1,1 @@
+"""Traces a step once for the whole batch and divides it among towers, by rules."""
