@@ -212,7 +212,7 @@ def test_a_recurrent_layer_runs_in_every_tower():
         return x, rng.normal(size=(n, 1)), None
 
     model = assert_alike(build, data)
-    ((_, divided),) = towers_of(model).custom_steps["train"]._traces.values()
+    ((_, divided),) = towers_of(model).custom_steps["train"].traces.values()
     kinds = {op.type for op in divided.ops if op.each is not None}
     assert {"While", "StatelessWhile"} <= kinds  # forward and backward
     assert not {"While", "StatelessWhile"} & {op.type for op in divided.ran_once}
@@ -249,3 +249,13 @@ def test_what_a_step_assigns_follows_from_the_whole_batch():
         return model
 
     fit_alike(make, x, y, num_towers=3, batch_size=11, epochs=2)
+
+
+def test_an_option_that_divided_steps_lack_is_an_error():
+    x, y, _ = classes(11)
+    for option in ({"batch_norm": "average"}, {"strategy": "mirrored"}):
+        model = keras.Sequential([keras.Input((6,)), L.BatchNormalization(), L.Dense(3)])
+        parallel = towers.make_parallel(model, 2, **option)
+        parallel.compile("sgd", "mse")
+        with pytest.raises(ValueError, match=f"TOWERS_DIVIDE=1 cannot be .* {next(iter(option))} "):
+            parallel.train_on_batch(x, y)

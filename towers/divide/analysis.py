@@ -34,7 +34,7 @@ class Analysis:
     def place(self, ops: Sequence[Op]) -> list[Op]:
         """Decides on operations; returns them in their order, with the reads before loops.
 
-        What the operations read is known already. TensorFlow infers shapes for many operations at
+        The values that they read are known already. TensorFlow infers shapes for many operations at
         once: for all that follow from what is known, before the next lists and loops.
         """
         groups: dict[tuple[int, bool], list[Op]] = defaultdict(list)
@@ -135,7 +135,7 @@ class Analysis:
         return all(self._is_harmless(value) for value in look.inputs)
 
     def _is_harmless(self, value: Value) -> bool:
-        """Returns whether a choice between this size and others is that of any batch."""
+        """Returns whether a size is the same for all batches, so that choosing it is harmless."""
         found = self.probes.values(value)
         return found is not None and len({str(v) for v in found}) == 1
 

@@ -8,15 +8,15 @@ from towers.divide.facts import AS_PART, ONCE, OWN, PART, WHOLE, Each, rows, row
 from towers.divide.probes import is_rows, rows_each
 from towers.divide.rule import Look, align, contract, kept_axes, rule
 
-# Of each element alone.
+# Operations that compute each element from one element.
 _UNARY = """Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Ceil
     ComplexAbs Conj Cos Cosh DebugGradientIdentity Digamma Elu EnsureShape Erf
     Erfc Erfinv Exp Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p
     LogicalNot Ndtri OnesLike Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin
     Sinh Softplus Softsign Sqrt Square Tan Tanh"""
-# Of each element, and linear: they may be applied to parts of a sum.
+# Linear ones among them, which may be applied to parts of a sum.
 _LINEAR = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike"
-# Of the elements at one position of the inputs, which are broadcast with each other.
+# Operations on the elements at one position of several inputs, after broadcasting.
 _BROADCAST = """ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex
     EluGrad Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac InvGrad LeakyReluGrad
     LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter
@@ -96,7 +96,7 @@ def _axis_after(look: Look, axes: set[int], keeps: bool) -> int:
 
 @rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
 def reductions(look: Look) -> Each | None:
-    """Reduces each row by itself, or sums rows to parts."""
+    """Reduces each row alone, or sums rows to parts."""
     axes = _summed_axes(look)
     if look.fact(0) == PART:
         return look.linear() if look.type in ("Sum", "Mean") and axes is not None else None
@@ -106,7 +106,7 @@ def reductions(look: Look) -> Each | None:
     ordered = sorted(axes)
 
     def reduced(context: Any, op: Any, values: list[Any]) -> list[Any]:
-        """With constant axes: an axis of a single row would change those of a gradient."""
+        """Takes constant axes: a gradient sums over more axes if a tower has one row."""
         return context.copy(op, [values[0], tf.constant(ordered, tf.int32)], Tidx=tf.int32)
 
     if of_rows not in axes:
@@ -140,7 +140,7 @@ def positions(look: Look) -> Each | None:
 
 @rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
 def running(look: Look) -> Each | None:
-    """Accumulates along another axis than that of the rows."""
+    """Accumulates along another axis than the rows' axis."""
     axes = _summed_axes(look)
     if axes is None or look.fact(0).kind != "rows" or look.fact(0).axis in axes:
         return None
@@ -204,7 +204,7 @@ def segments(look: Look) -> Each | None:
     return look.each([rows_of(0), rows_of(0), WHOLE], PART)
 
 
-# Of the last axes of each row, with the number of these axes.
+# Operations on the last axes of each row, with the number of these axes.
 _INNER = {
     "Cholesky": 2, "FFT": 1, "FFT2D": 2, "IFFT": 1, "IFFT2D": 2, "IRFFT": 1,
     "LogMatrixDeterminant": 2, "LogSoftmax": 1, "MatrixBandPart": 2,

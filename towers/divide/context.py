@@ -10,9 +10,10 @@ from towers.machine.tensorflow_internals import copied
 
 
 class Place(NamedTuple):
-    """Where a tower's rows are in the batch; scalars, int32.
+    """Holds the place of a tower's rows in the batch, as int32 scalars.
 
-    count: how many they are. start: how many come before. total: those of the batch.
+    count: the number of the tower's rows. start: the number of rows before them. total: the
+        number of rows of the batch.
     """
 
     count: Any
@@ -23,7 +24,7 @@ class Place(NamedTuple):
 class Context:
     """Holds values of the trace in one graph, and emits operations that read them.
 
-    place: the tower's; for whole values, that of all rows.
+    place: the place of the tower's rows; for whole values, of all rows.
     find: gives values that are not emitted here.
     """
 
@@ -83,7 +84,7 @@ class Context:
         return tf.gather(whole, indices, axis=axis)
 
     def _own_shape(self, shape: tf.Tensor, axis: int) -> tf.Tensor:
-        """Returns a shape with the tower's rows for those of the batch; -1 stays."""
+        """Returns a shape in which the tower's rows replace the batch's rows; -1 stays."""
         total = tf.cast(self.place.total, shape.dtype)
         count = tf.cast(self.place.count, shape.dtype)
         is_rows = tf.logical_and(tf.one_hot(axis, tf.size(shape), True, False), shape >= 0)
@@ -157,7 +158,7 @@ def is_made_anywhere(size: Value) -> bool:
 
 
 def roots(size: Value) -> list[Value]:
-    """Returns the tensors of the towers that a size is read from: those with other open sizes."""
+    """Returns the towers' tensors with open sizes that a size is read from."""
     found: list[Value] = []
     stack, seen = [size], set()
     while stack:

@@ -165,7 +165,7 @@ def _phases(ops: Sequence[Op]) -> Phases:
 
 
 class _Run:
-    """Holds the values of one call: whole ones, and those of each tower by phase."""
+    """Holds the values of one call: whole values, and each tower's values."""
 
     def __init__(
         self, given: dict[Value, Any], batch: Value | None, devices: Sequence[str], home: str,
@@ -249,7 +249,7 @@ class _Run:
 
 
 class _Stage:
-    """What a tower computes between two meetings: one function, called on each tower's device."""
+    """Computes a tower's part between two meetings: one function, called on each device."""
 
     def __init__(self, ops: Sequence[Op], read_after: set[Value]) -> None:
         self._ops = ops

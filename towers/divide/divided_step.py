@@ -52,7 +52,7 @@ class DividedStep:
         self._devices = devices_lib.place_towers(num_towers, devices)
         self._parameter_device = state_lib.variables_device(model)
         self._num_towers = num_towers
-        self._traces: dict[str, tuple[Any, Divided]] = {}
+        self.traces: dict[str, tuple[Any, Divided]] = {}
 
     def prepare(self, data: Any) -> tuple[Any, Divided]:
         """Traces the step once for each structure of data: a global batch, or its TensorSpecs.
@@ -61,9 +61,9 @@ class DividedStep:
         """
         specs = batch_specs(data)
         key = str(specs)
-        if key not in self._traces:
-            self._traces[key] = self._trace(specs)
-        return self._traces[key]
+        if key not in self.traces:
+            self.traces[key] = self._trace(specs)
+        return self.traces[key]
 
     def _trace(self, specs: Any) -> tuple[Any, Divided]:
         flat = components(specs)
@@ -95,13 +95,13 @@ class DividedStep:
     @property
     def variables(self) -> list[Any]:
         """Returns all variables that the step has used so far, each once."""
-        found = [variable for traced, _ in self._traces.values() for variable in traced.variables]
+        found = [variable for traced, _ in self.traces.values() for variable in traced.variables]
         return list({id(variable): variable for variable in found}.values())
 
     @property
     def has_unsaved_noise(self) -> bool:
         """Returns whether the step draws noise by tf.random, whose state cannot be saved."""
-        graphs = [traced.graph for traced, _ in self._traces.values()]
+        graphs = [traced.graph for traced, _ in self.traces.values()]
         return any(has_unsaved_noise(graph.as_graph_def()) for graph in graphs)
 
     def check_agreement(self) -> None:

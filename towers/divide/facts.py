@@ -15,7 +15,7 @@ import tensorflow as tf
 
 
 class Fact(NamedTuple):
-    """Where a tensor's value is. A TensorList has the fact of its elements.
+    """Says where a tensor's value is. A TensorList has the fact of its elements.
 
     axis: the axis of the rows; -1 for other kinds.
     """
@@ -60,10 +60,10 @@ def shape_of(axis: int) -> Need:
 
 
 class Elements(NamedTuple):
-    """What is known of the elements of a TensorList.
+    """Holds what is known about the elements of a TensorList.
 
-    shapes: of each element, at the probes. number: how many there are, at the probes. source: the
-    size that each element equals. None is unknown.
+    shapes: the shape of each element at the probes. number: the number of elements at the probes.
+    source: the size that each element equals. None is unknown.
     """
 
     shapes: Sequence[Any] | None = None
@@ -76,7 +76,7 @@ class Value:
     """A tensor of the flattened trace.
 
     shape: the shape in the trace; a None is a size that may change from batch to batch.
-    elements: of a TensorList.
+    elements: known facts about the elements, if it is a TensorList.
     rows_each: entries of the axis of rows for each example, once a shape has been read.
     """
 
@@ -118,10 +118,10 @@ class Op:
 class Each:
     """Says that an operation runs in every tower.
 
-    needs: what it reads, usually one for each input.
-    facts: of its outputs.
+    needs: the values that it reads, usually one for each input.
+    facts: one for each output.
     emit: makes the tower's outputs of the tower's context and the needed values; None: a copy.
-    shapes, elements: of the outputs, where TensorFlow's shape inference does not know them.
+    shapes, elements: one for each output that TensorFlow's shape inference does not know.
     """
 
     needs: list[tuple[Value, Need]]

@@ -61,9 +61,9 @@ def _unchanged(operation: tf.Operation, inputs: list[Value], outputs: list[Value
 
 
 def _in_order(graph: Any) -> list[tf.Operation]:
-    """Returns the operations in an order that they can run in: that of the trace, if it can be.
+    """Returns the operations in an order that they can run in, usually the order of the trace.
 
-    It cannot be if the trace adds inputs to an operation later, as the gradient of a loop does.
+    The gradient of a loop adds inputs to the loop, which then come later in the trace.
     """
     order: list[tf.Operation] = []
     done: set[int] = set()
@@ -106,7 +106,7 @@ def _as_gather(operation: tf.Operation, inputs: list[Value]) -> tuple[list[Op], 
 
 
 def has_effects(op: Op) -> bool:
-    """Returns whether an operation must run even if nobody reads its results."""
+    """Returns whether an operation must run even if no operation reads its results."""
     return _changes(op.source)
 
 

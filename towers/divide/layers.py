@@ -51,7 +51,7 @@ def bias(look: Look) -> Each | None:
 
 @rule("BiasAddGrad")
 def bias_gradient(look: Look) -> Each | None:
-    """Sums over all axes but that of the channels."""
+    """Sums over all axes but the channels' axis."""
     fact, dims = look.fact(0), look.dims(0)
     if fact == PART:
         return look.linear()
@@ -66,7 +66,7 @@ def bias_gradient(look: Look) -> Each | None:
       "ResizeBicubic", "ResizeArea", "AdjustContrastv2", "AdjustHue", "AdjustSaturation",
       "HSVToRGB", "RGBToHSV")  # fmt: skip
 def image(look: Look) -> Each | None:
-    """Computes from each image by itself; images lie along axis 0."""
+    """Computes each image from one image; images lie along axis 0."""
     is_whole = all(fact == ONCE for fact in look.facts()[1:])
     if look.type in ("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D") and look.attr("ksize")[0] != 1:
         return None

@@ -193,7 +193,7 @@ def get_item(look: Look) -> Each | None:
 
 @_list_rule("TensorListPopBack")
 def pop_back(look: Look) -> Each | None:
-    """Removes the last element. What all elements of a list equal is known without the list."""
+    """Removes the last element. If all elements equal one size, the element is known."""
     fact, elements = look.inputs[0].fact, look.inputs[0].elements
     if fact == SIZES and elements.source is not None:
         look.probes.alias(look.outputs[1], elements.source)

@@ -41,7 +41,7 @@ def each_of(analysis: Any, op: Op) -> Each | None:
 
 
 def shape_as_part(axis: int) -> Callable[..., list[Any]]:
-    """Returns the emission of a shape in parts: own sizes at an axis, else those of tower 0."""
+    """Returns the emission of a shape in parts: own sizes at an axis, else tower 0's sizes."""
 
     def emit(context: Any, op: Op, values: list[Any]) -> list[Any]:
         own = tf.shape(values[0], out_type=op.outputs[0].dtype)
@@ -92,7 +92,7 @@ def _check(ops: Iterable[Op]) -> None:
 
 
 def _external(ops: Sequence[Op], own: Iterable[Value], ends: Sequence[Any]) -> list[Any]:
-    """Returns (value, need) of what bodies read from outside. ends: of results."""
+    """Returns (value, need) pairs that bodies read from outside. ends: the pairs of the results."""
     inside = {*own, *(value for op in ops for value in op.outputs)}
     result = Op("", "", ops[0].source if ops else None, [], [], Each(list(ends), []))
     found = [pair for op in (*ops, result) for pair in reads(op) if pair[0] not in inside]
@@ -187,7 +187,7 @@ def _emitted_loop(
     elements: dict[int, Elements],
     graph: Any,
 ) -> Each:
-    """Answers with the loop of a tower: the same operations on the tower's values."""
+    """Answers that each tower runs the loop, with the same operations on its own values."""
     arguments = [given[i] for i in carried]
     results = [
         (value, need_for(facts[i], value)) for i, value in zip(carried, body[1], strict=True)

@@ -97,7 +97,7 @@ class Probes:
     def extend(self, ops: Sequence[Op]) -> None:
         """Adds operations that read values which are known already.
 
-        What has the same size for all batches, such as an optimizer's slots, needs no inference.
+        Values of the same size for all batches, such as an optimizer's slots, need no inference.
         """
         kept = []
         for op in ops:
@@ -109,7 +109,7 @@ class Probes:
         self._infer(kept)
 
     def _infer(self, kept: list[Op]) -> None:
-        """Lets TensorFlow infer shapes. What it refuses at a probe has only the trace's shapes.
+        """Lets TensorFlow infer shapes. If it refuses an operation, the trace's shapes remain.
 
         It refuses, for example, the diagonal of a matrix of which it knows too little.
         """

@@ -99,7 +99,7 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
 def align(look: Look, indices: Sequence[int], result: int = 0) -> Each | None:
     """Answers for inputs that are broadcast with each other, as in x + y.
 
-    The rows of one input become those of the result. Other inputs with as many rows along that
+    The rows of one input become the rows of the result. Other inputs with as many rows along that
     axis give theirs; inputs without that axis are whole. Parts are added up before.
     """
     out = look.out(result)

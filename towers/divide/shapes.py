@@ -69,7 +69,7 @@ def transpose(look: Look) -> Each | None:
 
 
 def _joined(look: Look, indices: range, axis_of_result: int | None, added: int) -> Each | None:
-    """Answers for joining tensors of equal axes, along another axis than that of their rows."""
+    """Answers for joining tensors of equal axes, along another axis than the rows' axis."""
     facts = [look.fact(i) for i in indices]
     rest = [WHOLE] * (len(look.inputs) - len(indices))
     if all(f == PART for f in facts):
@@ -86,7 +86,7 @@ def _joined(look: Look, indices: range, axis_of_result: int | None, added: int) 
 
 @rule("ConcatV2")
 def concat(look: Look) -> Each | None:
-    """Joins tensors along another axis than that of their rows."""
+    """Joins tensors along another axis than the rows' axis."""
     place, out = look.const(len(look.inputs) - 1), look.out()
     indices = range(len(look.inputs) - 1)
     if place is None or out is None:
@@ -108,7 +108,7 @@ def pack(look: Look) -> Each | None:
 
 @rule("Unpack")
 def unpack(look: Look) -> Each | None:
-    """Takes a tensor apart along another axis than that of its rows."""
+    """Takes a tensor apart along another axis than the rows' axis."""
     dims = look.dims(0)
     if look.fact(0) == PART:
         return look.own_first(PART)
@@ -120,13 +120,13 @@ def unpack(look: Look) -> Each | None:
 
 @rule("Split")
 def split(look: Look) -> Each | None:
-    """Cuts a tensor along another axis than that of its rows."""
+    """Cuts a tensor along another axis than the rows' axis."""
     return _cut(look, 1, look.const(0))
 
 
 @rule("SplitV")
 def split_by_sizes(look: Look) -> Each | None:
-    """Cuts a tensor along another axis than that of its rows."""
+    """Cuts a tensor along another axis than the rows' axis."""
     return _cut(look, 0, look.const(2))
 
 
@@ -142,7 +142,7 @@ def _cut(look: Look, index: int, place: Any) -> Each | None:
 
 @rule("ReverseV2", "Roll")
 def moved(look: Look) -> Each | None:
-    """Moves elements along other axes than that of the rows."""
+    """Moves elements along other axes than the rows' axis."""
     axes, dims = look.const(len(look.inputs) - 1), look.dims(0)
     if look.fact(0).kind != "rows" or axes is None or dims is None:
         return None
@@ -169,7 +169,7 @@ def slice_(look: Look) -> Each | None:
 
 @rule("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(look: Look) -> Each | None:
-    """Adds elements along other axes than that of the rows."""
+    """Adds elements along other axes than the rows' axis."""
     fact, paddings = look.fact(0), look.values(1)
     if fact.kind != "rows" or paddings is None or any(p[fact.axis].any() for p in paddings):
         return None
@@ -179,7 +179,8 @@ def pad(look: Look) -> Each | None:
 def _sliced_axes(look: Look, dims: Any, first: int) -> dict[int, int] | None:
     """Returns, for a strided slice, where each axis that is kept whole is in the result.
 
-    dims: of what is sliced. first: the index of the input `begin`; `end` and `strides` follow.
+    dims: the sizes of the sliced tensor. first: the index of the input `begin`, which `end` and
+        `strides` follow.
     """
     begin, end, strides = (look.values(first + k) for k in range(3))
     sparse = next((look.inputs[first + k].shape for k in range(3)), None)

@@ -100,7 +100,7 @@ def evaluated(tensor: tf.Tensor) -> Any:
 def copied(
     operation: tf.Operation, inputs: list[tf.Tensor], attributes: Mapping[str, Any] | None = None
 ) -> list[tf.Tensor]:
-    """Copies an operation into the current graph; `attributes` replace some of its own."""
+    """Copies an operation into the current graph; `attributes` replace some attributes."""
     kept = {k: v for k, v in operation.node_def.attr.items() if k not in _PLACES}
     graph = tf.compat.v1.get_default_graph()
     inputs = [graph.capture(value) for value in inputs]

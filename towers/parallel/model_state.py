@@ -158,6 +158,7 @@ def custom_step_of(
     towers = towers_of(model)
     if is_switched_on():
         if name not in towers.custom_steps:
+            _check_divisible(towers)
             towers.custom_steps[name] = DividedStep(
                 model, f"{name}_step", towers.devices, towers.num_towers
             )
@@ -178,3 +179,20 @@ def custom_step_of(
         where = towers.devices, towers.num_towers, towers.batch_norm, towers.own_rows
         towers.custom_steps[name] = CustomStep(model, f"{name}_step", *where)
     return towers.custom_steps.get(name)
+
+
+def _check_divisible(towers: Towers) -> None:
+    """Raises ValueError for options that steps do not have with TOWERS_DIVIDE=1."""
+    options = {
+        "batch_norm": towers.batch_norm in ("average", "tower0"),
+        "strategy": towers.strategy != "parameter_server",
+        "gpus_per_tower": towers.gpus_per_tower > 1,
+        "towers.NoiseScale": towers.noise_scale,
+        "own_rows": towers.own_rows,
+    }
+    given = [option for option, is_given in options.items() if is_given]
+    if given:
+        raise ValueError(
+            f"TOWERS_DIVIDE=1 cannot be combined with {', '.join(given)} yet. Leave them out, or "
+            "unset TOWERS_DIVIDE."
+        )
