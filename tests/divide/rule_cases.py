@@ -445,13 +445,6 @@ IMAGES: dict[str, tuple[Callable, tuple]] = {
 }
 for kind, (make, shape) in IMAGES.items():
     add(kind, make, shape, fill="probability")
-add(
-    "MaxPool",
-    lambda x: R.MaxPool(input=x, ksize=[2, 1, 1, 1], strides=[1] * 4, padding="SAME"),
-    IMAGE,
-    divided=None,
-    fill="skip",
-)
 for kind, make, shape in (
     ("MaxPoolGrad", lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), IMAGE),
     (
@@ -543,4 +536,3 @@ for kind, dtypes in {
         for shape in (N3, ("n", 5, 3), ("n",)):
             add(kind, _noise(kind, dtype), shape)
 add("StatelessRandomUniformV2", _noise("StatelessRandomUniformV2", tf.float64), T3N4, divided=False)
-CASES = [case for case in CASES if case.fill != "skip"]
