@@ -88,6 +88,17 @@ def response_over_rows(x):
     return tf.cast(tf.transpose(tf.nn.lrn(rows_last)[0, 0]), x.dtype)
 
 
+def even_rows(x):
+    """The mean of an even number of rows."""
+    return x - tf.reduce_mean(x[: tf.shape(x)[0] // 2 * 2], 0)
+
+
+def pairs(x):
+    """The mean of every second row, by way of pairs."""
+    n = tf.shape(x)[0] // 2
+    return x + tf.reduce_mean(tf.reshape(x[: n * 2], [n, 2, 4])[:, 1], 0)
+
+
 def branch(x):
     """A condition of the whole batch."""
     return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: tf.sin(x))
@@ -113,6 +124,8 @@ LAYERS = {  # by what they do
     "dropped": lambda: L.Dropout(0.4, seed=3),
     "noisy": lambda: L.GaussianNoise(0.2, seed=3),
     "branch": lambda: Around(branch),
+    "even": lambda: Around(even_rows),
+    "pairs": lambda: Around(pairs),
 }
 AT_ONCE = 5  # layers in one model: tracing takes most of the time
 GROUPS = [list(LAYERS)[i : i + AT_ONCE] for i in range(0, len(LAYERS), AT_ONCE)]

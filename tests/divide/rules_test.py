@@ -79,7 +79,7 @@ def _moved(value: tf.Tensor, shape: tuple) -> tf.Tensor:
 def test_an_operation_is_divided_as_far_as_it_may_be_and_computes_the_same(cases):
     whole = traced(cases)
     shapes = [shape for case in cases for shape in case.shapes]
-    divided = Divided(whole, [i for i, s in enumerate(shapes) if "n" in s], ["/cpu:0"] * TOWERS)
+    divided = Divided(whole.graph, [i for i, s in enumerate(shapes) if "n" in s], ["/cpu:0"] * TOWERS)
     for i, case in enumerate(cases):
         scope = re.compile(rf"(gradient_tape/)?case{i}/")
         ops = [op for op in divided.ops if op.type == case.kind and scope.match(op.source.name)]

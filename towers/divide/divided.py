@@ -30,18 +30,18 @@ class Divided:
     """A traced function of the whole batch that runs in towers and computes the same."""
 
     def __init__(
-        self, function: Any, row_inputs: Collection[int], devices: Sequence[str], *,
+        self, graph: Any, row_inputs: Collection[int], devices: Sequence[str], *,
         parameter_device: str = "/cpu:0", add_on_devices: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
-            function: a concrete function, traced with an open number of rows.
+            graph: the FuncGraph of a function, traced with an open number of rows.
             row_inputs: the indices of its inputs that hold the rows of the batch, along axis 0.
             devices: the device of each tower.
             parameter_device: where whole values are.
             add_on_devices: whether towers' devices add what they can.
         """
-        self._function, self._devices, self._home = function, devices, parameter_device
+        self._graph, self._devices, self._home = graph, devices, parameter_device
         self._adds_on_devices = add_on_devices
         self._rows = sorted(row_inputs)
         self._analyse()
@@ -64,12 +64,11 @@ class Divided:
         """Decides what runs in towers. Lists that turn out to be needed whole then run once."""
         forced: set[str] = set()
         while True:
-            graph = self._function.graph
             self._given = [
-                new_op("Placeholder", tensor.op, [], [tensor]).outputs[0] for tensor in graph.inputs
+                new_op("Placeholder", tensor.op, [], [tensor]).outputs[0] for tensor in self._graph.inputs
             ]
-            arguments = {id(t): v for t, v in zip(graph.inputs, self._given, strict=True)}
-            ops, self.outputs = flatten(graph, arguments)
+            arguments = {id(t): v for t, v in zip(self._graph.inputs, self._given, strict=True)}
+            ops, self.outputs = flatten(self._graph, arguments)
             analysis = Analysis(forced)
             for i, value in enumerate(self._given):
                 if i in self._rows:
@@ -90,7 +89,7 @@ class Divided:
 
     def __call__(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Runs the step within the caller's tf.function; returns the function's flat outputs."""
-        captured = self._function.captured_inputs
+        captured = self._graph.external_captures
         given = dict(zip(self._given, [*arguments, *captured], strict=True))
         with tf.device(self._home):
             batch = self._given[self._rows[0]] if self._rows else None
@@ -217,9 +216,10 @@ class _Run:
         if t == 0:  # it has a row of every batch
             return own
         if value.fact == PART:
-            return tf.cond(self._has_rows[t], lambda: own, lambda: tf.zeros_like(own))
-        no_rows = [slice(None)] * value.fact.axis + [slice(0, 0)]
-        return tf.cond(self._has_rows[t], lambda: own, lambda: own[tuple(no_rows)])
+            return tf.where(self._has_rows[t], own, tf.zeros_like(own))
+        shape = tf.shape(own)
+        is_kept = tf.one_hot(value.fact.axis, tf.size(shape), self._has_rows[t], True)
+        return tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
 
     def values_for(self, value: Value, need: Need) -> list[Any]:
         """Returns, for each tower, a value as a stage reads it."""

@@ -12,7 +12,7 @@ from towers.divide.divided import Divided
 from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import devices as devices_lib
 from towers.machine.devices import policy_of
-from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.machine.tensorflow_internals import custom_gradients_forgotten, traced_graph
 from towers.step import checks, state as state_lib
 from towers.step.checks import checked_rows
 from towers.step.structures import batch_specs, components, packed
@@ -57,7 +57,7 @@ class DividedStep:
     def prepare(self, data: Any) -> tuple[Any, Divided]:
         """Traces the step once for each structure of data: a global batch, or its TensorSpecs.
 
-        Returns (the traced function, the same divided).
+        Returns (the traced graph, the same divided).
         """
         specs = batch_specs(data)
         key = str(specs)
@@ -73,12 +73,12 @@ class DividedStep:
 
         # Not under tf.init_scope, which stops gradient tapes.
         with tf.device(self._parameter_device), custom_gradients_forgotten():
-            traced = tf.function(step, autograph=False).get_concrete_function(*flat)
+            graph = traced_graph(step, flat)
         divided = Divided(
-            traced, _row_inputs(specs), self._devices, parameter_device=self._parameter_device,
+            graph, _row_inputs(specs), self._devices, parameter_device=self._parameter_device,
             add_on_devices=self._policy.add_on_devices,
         )  # fmt: skip
-        return traced, divided
+        return graph, divided
 
     def __call__(self, data: Any) -> Any:
         """Runs the step on a global batch, in the caller's tf.function; returns what it returns.
@@ -86,23 +86,23 @@ class DividedStep:
         `data` is a structure of tensors [N, ...] of any kind or None. If N is known to differ, it
         raises ValueError.
         """
-        traced, divided = self.prepare(data)
+        graph, divided = self.prepare(data)
         is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
         with checked_rows(*(data if is_usual else [data])):
             outputs = divided(*components(data))
-        return packed(traced.structured_outputs, iter(outputs))
+        return packed(graph.structured_outputs, iter(outputs))
 
     @property
     def variables(self) -> list[Any]:
         """Returns all variables that the step has used so far, each once."""
-        found = [variable for traced, _ in self.traces.values() for variable in traced.variables]
+        found = [variable for graph, _ in self.traces.values() for variable in graph.variables]
         return list({id(variable): variable for variable in found}.values())
 
     @property
     def has_unsaved_noise(self) -> bool:
         """Returns whether the step draws noise by tf.random, whose state cannot be saved."""
-        graphs = [traced.graph for traced, _ in self.traces.values()]
-        return any(has_unsaved_noise(graph.as_graph_def()) for graph in graphs)
+        graphs = [graph.as_graph_def() for graph, _ in self.traces.values()]
+        return any(map(has_unsaved_noise, graphs))
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or the step's variables."""

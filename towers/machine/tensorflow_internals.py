@@ -15,7 +15,7 @@ from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.data.util.structure import NoneTensorSpec
 from tensorflow.python.eager import context, record
-from tensorflow.python.framework import ops
+from tensorflow.python.framework import func_graph, ops
 from tensorflow.python.ops import custom_gradient, resource_variable_ops
 
 from towers.machine.replaced import replaced
@@ -109,6 +109,15 @@ def copied(
         attrs={**kept, **(attributes or {})}, name=operation.name.split("/")[-1].lstrip("_"),
     )
     return list(copy.outputs)
+
+
+def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> Any:
+    """Traces a function of tensors once; returns its FuncGraph.
+
+    Variables that the function makes are initialized at once, outside of the graph.
+    """
+    # A `tf.function` that makes variables, as an optimizer does at first, is traced twice.
+    return func_graph.func_graph_from_py_func(function.__name__, function, tuple(specs), {})
 
 
 def without_xla(function: Callable, *values: tf.Tensor) -> Any:
