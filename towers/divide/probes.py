@@ -1,12 +1,10 @@
 """Finds the sizes of tensors with TensorFlow's own shape inference, at a few sizes of the batch.
 
-    probe                   0       1       2     3       4
-    rows                10080   20160      12 10080      11    a size that grows like these counts rows
-    other open sizes    23...   23...   23... 521...  23...    a size that grows like these does not
+    probe                   0       1       2     3
+    rows                10080   20160      12 10080    a size that grows like these counts rows
+    other open sizes    23...   23...   23... 521...   a size that grows like these does not
 
-The graph is imported once for each probe. No kernel runs but for small integers. 10080 has many
-divisors, because a step may reshape rows into groups. The prime number tells n // 2 * 2 from n. A
-step that needs groups has no sizes there: they follow from the other probes.
+The graph is imported once for each probe. No kernel runs but for small integers.
 """
 
 from collections.abc import Sequence
@@ -19,9 +17,8 @@ import tensorflow as tf
 from towers.divide.facts import Op, Value
 from towers.machine.tensorflow_internals import COLOCATION, evaluated
 
-ROWS = (10080, 20160, 12, 10080, 11)
-_ODD = 4  # the probe with a prime number of rows
-_OPEN = [(n, n, n, other, n) for n, other in ((23, 521), (29, 541), (31, 557), (37, 563))]  # by axis
+ROWS = (10080, 20160, 12, 10080)  # 10080 has many divisors: steps may reshape rows into groups
+_OPEN = [(23, 23, 23, 521), (29, 29, 29, 541), (31, 31, 31, 557), (37, 37, 37, 563)]  # by axis
 Dim = tuple[int, ...]  # a size at each probe
 _LARGEST = 4096  # elements of an integer tensor that is evaluated
 
@@ -30,7 +27,7 @@ def is_rows(dim: Dim) -> bool:
     """Returns whether a size is a multiple of the number of rows, whatever that number is."""
     factors = [size // count for size, count in zip(dim, ROWS)]
     is_multiple = all(size % count == 0 for size, count in zip(dim, ROWS))
-    return is_multiple and factors[0] > 0 and len({*factors[:3], factors[_ODD]}) == 1
+    return is_multiple and factors[0] == factors[1] == factors[2] > 0
 
 
 def rows_each(dim: Dim) -> int | None:
@@ -41,14 +38,7 @@ def rows_each(dim: Dim) -> int | None:
 
 def is_fixed(dim: Dim) -> bool:
     """Returns whether a size does not depend on the number of rows."""
-    return len({*dim[:3], dim[_ODD]}) == 1
-
-
-def _with_odd(found: Sequence[Any]) -> list[Any]:
-    """Adds what the prime probe would have, given integers, or arrays, at the other probes."""
-    first = np.asarray(found[0])
-    is_same = (first == found[1]) & (first == found[2])
-    return [*found, np.where(is_same, first, first * ROWS[_ODD] // ROWS[0])]
+    return len(set(dim[:3])) == 1
 
 
 class Probes:
@@ -129,25 +119,15 @@ class Probes:
             self._import(kept)
         except (ValueError, tf.errors.InvalidArgumentError):
             if len(kept) == 1:
-                self._infer_one(kept[0])
+                for value in kept[0].outputs:
+                    self.feed_static(value)
                 return
             half = len(kept) // 2
             self._infer(kept[:half])
             self._infer(kept[half:])
 
-    def _infer_one(self, op: Op) -> None:
-        """Lets TensorFlow infer the shapes of one operation that it refuses at some probe."""
-        try:
-            self._import([op], may_lack_odd=True)
-        except (ValueError, tf.errors.InvalidArgumentError):
-            for value in op.outputs:
-                self.feed_static(value)
-
-    def _import(self, kept: list[Op], may_lack_odd: bool = False) -> None:
-        """Adds operations to the graphs of all probes.
-
-        may_lack_odd: whether results may be unknown at the probe with a prime number of rows.
-        """
+    def _import(self, kept: list[Op]) -> None:
+        """Adds operations to the graphs of all probes."""
         outputs = [value for op in kept for value in op.outputs]
         added = set(outputs)
         outside = {value for op in kept for value in op.inputs if value not in added}
@@ -173,15 +153,10 @@ class Probes:
             mine.versions.producer = tf.version.GRAPH_DEF_VERSION  # else [] is an unknown shape
             feeds = {value.name: self._tensors[value][k] for value in known}
             with graph.as_default():
-                try:
-                    found.append(tf.graph_util.import_graph_def(
-                        mine, feeds, [value.name for value in outputs],
-                        name=f"import_{self._num_imports}",
-                    ) or [])  # fmt: skip
-                except (ValueError, tf.errors.InvalidArgumentError):
-                    if k != _ODD or not may_lack_odd:
-                        raise
-                    found.append([tf.compat.v1.placeholder(value.dtype) for value in outputs])
+                results = [value.name for value in outputs]
+                found.append(tf.graph_util.import_graph_def(
+                    mine, feeds, results, name=f"import_{self._num_imports}"
+                ) or [])  # fmt: skip
         self._tensors.update(
             {value: list(each) for value, each in zip(outputs, zip(*found, strict=True))}
         )
@@ -201,12 +176,9 @@ class Probes:
     def _dims(self, value: Value) -> list[Dim] | None:
         """Returns the size of each axis at the probes, or None if one is not known."""
         shapes = self.shapes(value)
-        known = shapes if shapes[_ODD].is_fully_defined() else shapes[:_ODD]
-        if not all(s.is_fully_defined() for s in known) or len({s.rank for s in known}) > 1:
+        if not all(s.is_fully_defined() for s in shapes) or len({s.rank for s in shapes}) > 1:
             return None
-        sizes = [shape.as_list() for shape in known]
-        sizes = sizes if len(known) == len(shapes) else _with_odd(sizes)
-        return [tuple(map(int, dim)) for dim in zip(*sizes)]
+        return list(zip(*(shape.as_list() for shape in shapes)))
 
     def _values(self, value: Value) -> list[Any] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
@@ -214,12 +186,12 @@ class Probes:
             numbers = self._numbers.get(value)
             return None if numbers is None else [np.array(number) for number in numbers]
         found = []
-        for k, tensor in enumerate(self._tensors[value]):
+        for tensor in self._tensors[value]:
             constant = tf.get_static_value(tensor)
             if constant is None and (tensor.shape.num_elements() or 0) <= _LARGEST:
                 constant = evaluated(tensor)
             if constant is None:
-                return _with_odd(found) if k == _ODD else None
+                return None
             found.append(constant)
         return found
 
