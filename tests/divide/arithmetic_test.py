@@ -1,0 +1,209 @@
+"""Every rule of arithmetic.py by itself: whole and divided among towers."""
+
+from collections.abc import Callable
+
+import pytest
+import tensorflow as tf
+
+from tests.divide.whole_and_divided import (
+    N3,
+    N34,
+    R,
+    T3N4,
+    Cases,
+    assert_alike,
+    kinds_without,
+    raw,
+)
+from towers.divide import arithmetic
+from towers.divide.rule import RULES
+
+CASES = Cases()
+
+UNARY = {
+    "above_one": "Acosh",
+    "positive": "BesselI0e BesselI1e Digamma Inv Lgamma Log Log1p Reciprocal Rsqrt Sqrt",
+    "unit": "Acos Asin Atanh Erfinv",
+    "probability": "Ndtri",
+    "normal": """Abs Asinh Atan Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan
+        OnesLike Relu Relu6 Rint Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Square Tan
+        Tanh Neg Snapshot StopGradient ZerosLike Identity DebugGradientIdentity PreventGradient""",
+}
+for fill, kinds in UNARY.items():
+    for kind in kinds.split():
+        CASES.add(kind, raw(kind), N3, fill=fill)
+        CASES.add(kind, raw(kind), T3N4, fill=fill)
+CASES.add("EnsureShape", lambda x: tf.ensure_shape(x, [None, 3]), N3)
+CASES.add("Bitcast", lambda x: tf.bitcast(x, tf.int64), N3)
+CASES.add("Bitcast", lambda x: tf.bitcast(x, tf.int32), N3, divided=None)
+CASES.add("Cast", lambda x: tf.cast(x, tf.float32), N3)
+CASES.add("Cast", lambda x: tf.cast(tf.reduce_sum(x, 0), tf.float32), N3)
+CASES.add("LeakyRelu", raw("LeakyRelu"), N3)
+CASES.add("Invert", lambda x: R.Invert(x=tf.cast(x, tf.int32)), N3)
+CASES.add("LogicalNot", lambda x: tf.logical_not(x > 0), N3)
+for kind in ("Angle", "ComplexAbs", "Conj", "Imag", "Real"):
+    make = (lambda k: lambda x: _complexes(k, x))(kind)
+    CASES.add(kind, make, N3)
+
+
+def _complexes(kind: str, x: tf.Tensor) -> tf.Tensor:
+    z = tf.complex(x, x * x)
+    functions = {"Angle": tf.math.angle, "ComplexAbs": tf.abs, "Conj": tf.math.conj,
+                 "Imag": tf.math.imag, "Real": tf.math.real}  # fmt: skip
+    found = functions[kind](tf.cast(z, tf.complex64))  # no other type has all kernels
+    return tf.math.real(found) if kind == "Conj" else found
+
+
+BINARY = {
+    "normal": """ApproximateEqual Atan2 Equal Greater GreaterEqual Less LessEqual
+        Maximum Minimum NotEqual SquaredDifference Add AddV2 Sub Mul ReluGrad Relu6Grad EluGrad
+        SeluGrad LeakyReluGrad SigmoidGrad SoftplusGrad SoftsignGrad TanhGrad MulNoNan DivNoNan""",
+    "positive": """Div FloorDiv FloorMod Igamma Igammac InvGrad Mod NextAfter Pow RealDiv
+        ReciprocalGrad RsqrtGrad SqrtGrad TruncateMod Xdivy Xlog1py Xlogy""",
+    "above_one": "Zeta",
+}
+SAME_SHAPE = """ApproximateEqual ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGrad SigmoidGrad
+    SoftplusGrad SoftsignGrad TanhGrad InvGrad ReciprocalGrad RsqrtGrad SqrtGrad""".split()
+for fill, kinds in BINARY.items():
+    for kind in kinds.split():
+        CASES.add(kind, raw(kind), N3, N3, fill=fill)
+        if kind not in SAME_SHAPE:
+            CASES.add(kind, raw(kind), N3, (3,), fill=fill)
+            CASES.add(kind, raw(kind), (3, 1, 4), T3N4, fill=fill)
+            CASES.add(kind, raw(kind), ("n", 1), (1, "n"), fill=fill)  # every row with every row
+for kind in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift", "TruncateDiv"):
+    CASES.add(kind, (lambda k: lambda x, y: _integers(k, x, y))(kind), N3, N3, fill="labels")
+
+
+def _integers(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return getattr(R, kind)(x=tf.cast(x, tf.int32), y=tf.cast(y, tf.int32) + 1)
+
+
+CASES.add("LogicalAnd", lambda x, y: (x > 0) & (y > 0), N3, N3)
+CASES.add("LogicalOr", lambda x, y: (x > 0) | (y > 0), N3, (3,))
+CASES.add("Complex", lambda x, y: tf.math.real(tf.complex(x, y) * 2), N3, N3)
+CASES.add(
+    "ClipByValue",
+    lambda x: R.ClipByValue(
+        t=x, clip_value_min=tf.constant(-1.0, x.dtype), clip_value_max=tf.constant(1.0, x.dtype)
+    ),
+    N3,
+)
+CASES.add("AddN", lambda x, y, z: R.AddN(inputs=[x, y, z]), N3, N3, N3)
+CASES.add("AddN", lambda x, y: R.AddN(inputs=[tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)]), N3, N3)
+CASES.add("AddV2", lambda x, y: tf.reduce_sum(x, 0) + tf.reduce_sum(y, 0), N3, N3)
+CASES.add("AddV2", lambda x, y: tf.reduce_sum(x, 0) + y, N3, (3,), divided=False)
+CASES.add("Mul", lambda x, y: tf.reduce_sum(x, 0) * y, N3, (3,))
+CASES.add("Mul", lambda x, y: tf.reduce_sum(x, 0) * tf.reduce_sum(y, 0), N3, N3, divided=None)
+CASES.add("RealDiv", lambda x, y: y / tf.reduce_sum(x, 0), N3, (3,), divided=False)
+CASES.add("Select", lambda x, y: R.Select(condition=x > 0, x=x, y=y), N3, N3)
+CASES.add("Select", lambda c, x: R.Select(condition=c > 0, x=x, y=-x), ("n",), N3, divided=None)
+CASES.add("SelectV2", lambda x, y: tf.where(x > 0, x, y), N3, (3,))
+CASES.add("SelectV2", lambda x, y: tf.where(y > 0, tf.reduce_sum(x, 0), y), N3, (3,))
+CASES.add("IdentityN", lambda x, y: R.IdentityN(input=[x, y]), N3, (3,))
+
+# The rule of Square does not hold for parts: (a + b)^2 is not a^2 + b^2.
+CASES.add("Square", lambda x: tf.square(tf.reduce_sum(x, 0)), N3, divided=False)
+CASES.add("Sqrt", lambda x: tf.sqrt(tf.reduce_sum(x, 0)), N3, divided=False, fill="positive")
+
+for kind, make in {
+    "Sum": tf.reduce_sum,
+    "Mean": tf.reduce_mean,
+    "Max": tf.reduce_max,
+    "Min": tf.reduce_min,
+    "Prod": tf.reduce_prod,
+    "All": lambda x, a: tf.reduce_all(x > 0, a),
+    "Any": lambda x, a: tf.reduce_any(x > 0, a),
+    "EuclideanNorm": tf.math.reduce_euclidean_norm,
+}.items():
+    sums_rows = kind in ("Sum", "Mean")
+    CASES.add(kind, (lambda f: lambda x: f(x, 1))(make), N34)
+    CASES.add(kind, (lambda f: lambda x: f(x, -1))(make), T3N4)
+    CASES.add(kind, (lambda f: lambda x: f(x, 0))(make), N34, divided=sums_rows)
+    CASES.add(kind, (lambda f: lambda x: f(x, [0, 1]))(make), T3N4, divided=sums_rows)
+    if kind not in ("All", "Any"):
+        CASES.add(kind, (lambda f: lambda x: f(x, 0, keepdims=True))(make), N34, divided=sums_rows)
+CASES.add("Mean", lambda x: tf.reduce_mean(tf.reshape(x, [-1, 4])), N34)
+CASES.add("Sum", lambda x: tf.reduce_sum(tf.reduce_sum(x, 0), 0), N34)
+for kind, make in {"ArgMax": tf.argmax, "ArgMin": tf.argmin}.items():
+    CASES.add(kind, (lambda f: lambda x: f(x, 1))(make), N34)
+    CASES.add(kind, (lambda f: lambda x: f(x, 0))(make), N34, divided=False)
+for kind, make in {
+    "Cumsum": tf.cumsum,
+    "Cumprod": tf.math.cumprod,
+    "CumulativeLogsumexp": tf.math.cumulative_logsumexp,
+}.items():
+    CASES.add(kind, (lambda f: lambda x: f(x, 1))(make), N34)
+    CASES.add(kind, (lambda f: lambda x: f(x, 0))(make), N34, divided=False)
+CASES.add("L2Loss", tf.nn.l2_loss, N3)
+
+CASES.add("MatMul", lambda x, w: x @ w, N3, (3, 2))
+CASES.add("MatMul", lambda x, w: tf.matmul(w, x, transpose_b=True), N3, (2, 3))
+CASES.add("MatMul", lambda x, y: tf.matmul(x, y, transpose_a=True), N3, N3)
+CASES.add("MatMul", lambda x, y: tf.matmul(x, y, transpose_b=True), N3, N3)
+CASES.add("MatMul", lambda x, w: tf.reduce_sum(x[:, :, None] * x[:, None], 0) @ w, N3, (3, 2))
+for kind in ("BatchMatMul", "BatchMatMulV2"):
+    CASES.add(kind, (lambda k: lambda x, y: getattr(R, k)(x=x, y=y, adj_y=True))(kind), N34, N34)
+CASES.add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y), N34, (1, 4, 2))
+CASES.add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_x=True), T3N4, T3N4)
+CASES.add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=True), T3N4, T3N4)
+CASES.add(
+    "BatchMatMulV3", lambda x, y: R.BatchMatMulV3(x=x, y=y, Tout=tf.float64, adj_y=True), N34, N34
+)
+CASES.add("Einsum", lambda x, w: R.Einsum(inputs=[x, w], equation="ntd,de->nte"), N34, (4, 2))
+CASES.add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="ntd,nte->de"), N34, ("n", 3, 2))
+CASES.add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="nd,md->nm"), N3, N3)
+CASES.add("Einsum", lambda x: R.Einsum(inputs=[x], equation="nn->n"), ("n", "n"), divided=False)
+CASES.add(
+    "UnsortedSegmentSum",
+    lambda x, i: tf.math.unsorted_segment_sum(x, tf.cast(i, tf.int32), 3),
+    N3,
+    ("n",),
+    fill="labels",
+)
+
+for kind, make in {
+    "Softmax": tf.nn.softmax,
+    "LogSoftmax": tf.nn.log_softmax,
+    "TopKV2": lambda x: tf.math.top_k(x, 2),
+    "MatrixDiagV3": tf.linalg.diag,
+    "FFT": lambda x: tf.abs(tf.signal.fft(tf.complex(x, x))),
+    "IFFT": lambda x: tf.abs(tf.signal.ifft(tf.complex(x, x))),
+    "RFFT": lambda x: tf.abs(tf.signal.rfft(x)),
+    "IRFFT": lambda x: tf.signal.irfft(tf.complex(x, x)),
+}.items():
+    CASES.add(kind, make, N34)
+    if kind not in ("IRFFT", "TopKV2"):  # they need more than one element
+        CASES.add(
+            kind, (lambda f: lambda x: f(tf.transpose(x, [1, 2, 0])))(make), N34, divided=False
+        )
+for kind, make in {
+    "MatrixBandPart": lambda x: tf.linalg.band_part(x, 1, 0),
+    "MatrixDiagPartV3": tf.linalg.diag_part,
+    "FFT2D": lambda x: tf.abs(tf.signal.fft2d(tf.complex(x, x))),
+    "IFFT2D": lambda x: tf.abs(tf.signal.ifft2d(tf.complex(x, x))),
+}.items():
+    CASES.add(kind, make, N34)
+    CASES.add(kind, make, T3N4, divided=False)
+
+
+def _definite(function: Callable) -> Callable:
+    """Returns a function of positive definite matrices, 3 x 3."""
+    return lambda x: function(tf.matmul(x, x, transpose_b=True) + 2 * tf.eye(3, dtype=x.dtype))
+
+
+CASES.add("Cholesky", _definite(tf.linalg.cholesky), N34, extremes=())  # they are an error
+CASES.add("MatrixInverse", _definite(tf.linalg.inv), N34, extremes=())
+CASES.add("MatrixDeterminant", _definite(tf.linalg.det), N34)
+CASES.add("LogMatrixDeterminant", _definite(raw("LogMatrixDeterminant")), N34)
+
+
+@pytest.mark.parametrize(
+    "cases", CASES.groups, ids=lambda cases: f"{cases[0].kind}-{cases[-1].kind}"
+)
+def test_an_operation_is_divided_as_far_as_it_may_be_and_computes_the_same(cases):
+    assert_alike(cases)
+
+
+def test_every_rule_has_a_case_that_is_divided():
+    assert kinds_without(RULES, arithmetic, CASES) == set()

@@ -1,0 +1,137 @@
+"""Every rule of shapes.py by itself: whole and divided among towers."""
+
+import pytest
+import tensorflow as tf
+
+from tests.divide.whole_and_divided import (
+    N3,
+    N34,
+    R,
+    T3N4,
+    Cases,
+    assert_alike,
+    gradient_of,
+    kinds_without,
+)
+from towers.divide import shapes
+from towers.divide.rule import RULES
+
+CASES = Cases()
+
+CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 12]), N34)
+CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 4]), N34)
+CASES.add("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 4]), [-1, 3, 4]), N34)
+CASES.add("Reshape", lambda x: tf.reshape(x, [3, -1, 2, 2]), T3N4)
+CASES.add("Reshape", lambda x: tf.reshape(x, [4, -1, 3]), N34, divided=False)
+CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 4]), T3N4, divided=False)
+CASES.add("Reshape", lambda x: tf.reshape(x, [-1, tf.shape(x)[0]]), N3, divided=False)
+CASES.add("ExpandDims", lambda x: tf.expand_dims(x, 0), N3)
+CASES.add("ExpandDims", lambda x: tf.expand_dims(x, -1), N3)
+CASES.add("ExpandDims", lambda x: tf.expand_dims(tf.reduce_sum(x, 0), 0), N3)
+CASES.add("Squeeze", lambda x: tf.squeeze(x, 1), ("n", 1, 3))
+CASES.add("Squeeze", lambda x: tf.squeeze(x, 0), (1, "n", 3))
+CASES.add("Squeeze", lambda x: tf.squeeze(tf.reduce_sum(x, 0, keepdims=True), 0), N3)
+CASES.add("Transpose", lambda x: tf.transpose(x, [1, 2, 0]), N34)
+CASES.add("Transpose", lambda x: tf.transpose(tf.reduce_sum(x, 0)), N34)
+CASES.add("ConcatV2", lambda x, y: tf.concat([x, y], 1), N3, N3)
+CASES.add("ConcatV2", lambda x, y: tf.concat([x, y], 0), N3, N3, divided=False)
+CASES.add("ConcatV2", lambda x, y: tf.concat([x, y], 0), N3, (2, 3), divided=False)
+CASES.add("ConcatV2", lambda x, y: tf.concat([tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)], 0), N3, N3)
+CASES.add("Pack", lambda x, y: tf.stack([x, y], 0), N3, N3)
+CASES.add("Pack", lambda x, y: tf.stack([x, y], 1), T3N4, T3N4)
+CASES.add("Pack", lambda x, y: tf.stack([x, y], -1), T3N4, T3N4)
+CASES.add("Pack", lambda x, y: tf.stack([tf.reduce_sum(x), tf.reduce_sum(y)]), N3, N3)
+CASES.add("Unpack", lambda x: tf.unstack(x, axis=1), N34)
+CASES.add("Unpack", lambda x: tf.unstack(x, axis=0), T3N4)
+CASES.add("Unpack", lambda x: tf.unstack(tf.reduce_sum(x, 0)), N34)
+CASES.add("Split", lambda x: tf.split(x, 2, 2), N34)
+CASES.add("Split", lambda x: tf.split(tf.reduce_sum(x, 0), 2, 1), N34)
+CASES.add("SplitV", lambda x: tf.split(x, [1, 3], 2), N34)
+CASES.add("ReverseV2", lambda x: tf.reverse(x, [1]), N34)
+CASES.add("ReverseV2", lambda x: tf.reverse(x, [0]), N34, divided=False)
+CASES.add("Roll", lambda x: tf.roll(x, 1, 1), N34)
+CASES.add("Roll", lambda x: tf.roll(x, 1, 0), N34, divided=False)
+CASES.add("Slice", lambda x: tf.slice(x, [0, 1, 0], [-1, 2, 3]), N34)
+CASES.add("Slice", lambda x: tf.slice(x, [1, 0, 0], [-1, 2, 3]), N34, divided=False)
+CASES.add("Slice", lambda x: tf.slice(x, [0, 0], [tf.shape(x)[0], 2]), N3)
+CASES.add("Pad", lambda x: tf.pad(x, [[0, 0], [1, 2]]), N3)
+CASES.add("Pad", lambda x: tf.pad(x, [[1, 0], [1, 2]]), N3, divided=False)
+CASES.add("PadV2", lambda x: tf.pad(x, [[0, 0], [1, 2]], constant_values=7), N3)
+CASES.add("MirrorPad", lambda x: tf.pad(x, [[0, 0], [1, 1]], "REFLECT"), N3)
+CASES.add(
+    "MirrorPadGrad",
+    lambda x: R.MirrorPadGrad(input=x, paddings=[[0, 0], [1, 1]], mode="REFLECT"),
+    ("n", 5),
+)
+CASES.add("StridedSlice", lambda x: x[:, 1:], N34)
+CASES.add("StridedSlice", lambda x: x[:, 0], N34)
+CASES.add("StridedSlice", lambda x: x[0], T3N4)
+CASES.add("StridedSlice", lambda x: x[..., None, 1], N34)
+CASES.add("StridedSlice", lambda x: x[None, :, ::2], N34)
+CASES.add("StridedSlice", lambda x: x[0 : tf.shape(x)[0], :2], N34)
+CASES.add("StridedSlice", lambda x: x[1:], N34, divided=False)
+CASES.add("StridedSlice", lambda x: x[::2], N34, divided=False)
+CASES.add("StridedSlice", lambda x: x[::-1], N34, divided=False)
+CASES.add("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2], N34, divided=False)
+CASES.add("StridedSlice", lambda x: x[0], N34, divided=False)
+CASES.add("StridedSlice", lambda x: tf.reduce_sum(x, 0)[1:], N34)
+
+CASES.add("StridedSliceGrad", gradient_of(lambda x: x[:, 1:]), N34)
+CASES.add("StridedSliceGrad", gradient_of(lambda x: x[0]), T3N4)
+CASES.add("StridedSliceGrad", gradient_of(lambda x: x[1:]), N34, divided=False)
+CASES.add("StridedSliceGrad", gradient_of(lambda x: x[0]), N34, divided=False)
+CASES.add("BroadcastTo", lambda x: tf.broadcast_to(x, tf.shape(tf.stack([x, x]))), N3)
+CASES.add("BroadcastTo", lambda x, y: tf.broadcast_to(y, tf.shape(x)), N3, (3,))
+CASES.add("BroadcastTo", lambda x: tf.broadcast_to(tf.reduce_sum(x, 0), tf.shape(x)), N3)
+CASES.add("BroadcastTo", lambda x: tf.broadcast_to(tf.reduce_sum(x, 0), [2, 3]), N3)
+CASES.add("BroadcastTo", lambda x: tf.broadcast_to(x[:1], tf.shape(x)), N3, divided=None)
+CASES.add("Tile", lambda x: tf.tile(x, [1, 2]), N3)
+CASES.add("Tile", lambda x: tf.tile(x, [2, 1]), N3, divided=False)
+CASES.add("Tile", lambda x, y: tf.tile(y[None], [tf.shape(x)[0], 1]), N3, (3,))
+CASES.add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [2]), N3)
+CASES.add("Fill", lambda x, y: tf.fill(tf.shape(x), y), N3, ())
+CASES.add("Fill", lambda x, y: tf.fill([tf.shape(x)[0], tf.shape(x)[0]], y), N3, (), divided=False)
+CASES.add("Fill", lambda x, y: tf.fill([tf.maximum(tf.shape(x)[0], 3)], y), N3, (), divided=False)
+CASES.add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4), N3, fill="labels")
+CASES.add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4, axis=0), N3, fill="labels")
+CASES.add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32)), N3, (5, 2), fill="labels")
+CASES.add(
+    "GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32), axis=1), N3, (2, 5), fill="labels"
+)
+CASES.add("GatherV2", lambda x: tf.gather(x, [2, 0], axis=1), N34)
+CASES.add("GatherV2", lambda x: tf.gather(x, [[2, 0]], axis=0), T3N4)
+CASES.add("GatherV2", lambda x: tf.gather(x, [0], axis=0), N34, divided=False)
+CASES.add(
+    "GatherV2",
+    lambda x, i: tf.gather(x, tf.cast(i, tf.int32), axis=1, batch_dims=1),
+    ("n", 5, 2),
+    N3,
+    fill="labels",
+)
+CASES.add(
+    "GatherV2",
+    lambda x, i: tf.gather(x, tf.cast(i, tf.int32) % tf.shape(x)[0]),
+    N3,
+    ("n",),
+    divided=None,
+    fill="labels",
+)
+CASES.add("GatherV2", lambda x: tf.gather(tf.reduce_sum(x, 0), [1]), N3)
+CASES.add(
+    "GatherNd",
+    lambda i, w: tf.gather_nd(w, tf.cast(i, tf.int32)),
+    ("n", 3, 1),
+    (5, 2),
+    fill="labels",
+)
+
+
+@pytest.mark.parametrize(
+    "cases", CASES.groups, ids=lambda cases: f"{cases[0].kind}-{cases[-1].kind}"
+)
+def test_an_operation_is_divided_as_far_as_it_may_be_and_computes_the_same(cases):
+    assert_alike(cases)
+
+
+def test_every_rule_has_a_case_that_is_divided():
+    assert kinds_without(RULES, shapes, CASES) == set()
