@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from towers.divide import arithmetic, layers, loops, shapes  # noqa: F401  (their rules)
-from towers.divide.facts import ONCE, OWN, PART, SIZE, Each, Elements, Op, Value
+from towers.divide.context import roots
+from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Op, Value
 from towers.divide.flat import has_effects, new_op
 from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
@@ -34,6 +35,7 @@ class Analysis:
         self.probes, self.forced = Probes(), forced
         self._early: list[Op] = []
         self._sizes: dict[Op, bool] = {}  # what follows from shapes: may it change from batch to batch?
+        self._seen: set[Value] = set()  # sizes whose formulas have been looked for
         self.is_inside = False
 
     def place(self, ops: Sequence[Op]) -> list[Op]:
@@ -91,7 +93,8 @@ class Analysis:
             self._sizes[op] = any(self._sizes[value.op] for value in op.inputs)
         if not self._sizes.get(op) or op.outputs[0].dtype.is_floating or op.type in SHAPES:
             return False
-        return op.type not in _EXACT or op.inputs[0].dtype.is_floating
+        is_cut = op.type in _EXACT and op.inputs[0].dtype.is_floating
+        return is_cut or op.type not in _EXACT and op.type not in _MAKE_ROWS
 
     def _place_rounded(self, op: Op) -> None:
         """Decides on an integer that may be rounded. It is known if no input counts rows."""
@@ -118,9 +121,21 @@ class Analysis:
 
     def _decide(self, op: Op, each: Each | None) -> None:
         op.each = each
+        for value, _ in [(v, WHOLE) for v in op.inputs] if each is None else each.needs:
+            self._find_formula(value)
         if each is not None:
             for value, fact in zip(op.outputs, each.facts, strict=True):
                 value.fact = fact
+
+    def _find_formula(self, value: Value) -> None:
+        """Sets the formula of a size that is read, or of those that it is made of."""
+        if value.fact != SIZE or value in self._seen:
+            return
+        self._seen.add(value)
+        if not roots(value):
+            value.formula = self.probes.formula(value)
+        for given in value.op.inputs if value.formula is None else ():
+            self._find_formula(given)
 
     def _each(self, op: Op) -> Each | None:
         """Returns how an operation runs in every tower, or None."""

@@ -119,10 +119,10 @@ def reductions(look: Look) -> Each | None:
 
     def mean(context: Any, op: Any, values: list[Any]) -> list[Any]:
         """sum(a tower's rows) / (number of all rows x other sizes)."""
-        total = count * context.place.total
+        total, shape = count * context.place.total, values[0].shape
         for axis in ordered:
             if axis != of_rows:
-                total *= tf.shape(values[0])[axis]
+                total *= shape[axis] or tf.shape(values[0])[axis]
         found = tf.reduce_sum(values[0], ordered, keepdims=keeps)
         return [found / tf.cast(total, found.dtype)]
 

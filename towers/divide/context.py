@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from towers.divide.facts import AS_PART, ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
@@ -60,7 +61,7 @@ class Context:
         if plain == WHOLE:
             return self._whole(value)
         if plain.kind == "shape":
-            return self._own_shape(self._whole(value), plain.axis)
+            return self._own_shape(value, plain.axis)
         if plain.kind == "part":
             whole = self._whole(value)
             return tf.where(tf.equal(self.place.start, 0), whole, tf.zeros_like(whole))
@@ -71,6 +72,9 @@ class Context:
     def _whole(self, value: Value) -> Any:
         """Returns a value of the batch."""
         if value in self.values and value.fact in (ONCE, SIZE):
+            return self.values[value]
+        if value.fact == SIZE and value.formula is not None:
+            self.values[value] = self._by_formula(value, self.place.total)
             return self.values[value]
         if value.fact == SIZE and is_made_anywhere(value):
             self._emit_size(value.op)
@@ -83,8 +87,21 @@ class Context:
         indices = each * self.place.start + tf.range(each * self.place.count)
         return tf.gather(whole, indices, axis=axis)
 
-    def _own_shape(self, shape: tf.Tensor, axis: int) -> tf.Tensor:
+    def _by_formula(self, size: Value, count: Any) -> Any:
+        """Returns what a size is for a number of rows."""
+        assert size.formula is not None
+        start, slope = size.formula
+        if not slope.any():
+            return tf.constant(start, size.dtype)
+        return start + tf.constant(slope, size.dtype) * tf.cast(count, size.dtype)
+
+    def _own_shape(self, value: Value, axis: int) -> Any:
         """Returns a shape in which the tower's rows replace the batch's rows; -1 stays."""
+        if value.formula is not None:
+            start, slope = value.formula
+            if start[axis] == -1 or np.flatnonzero(slope).tolist() == [axis] and start[axis] == 0:
+                return self._by_formula(value, self.place.count)
+        shape = self._whole(value)
         total = tf.cast(self.place.total, shape.dtype)
         count = tf.cast(self.place.count, shape.dtype)
         is_rows = tf.logical_and(tf.one_hot(axis, tf.size(shape), True, False), shape >= 0)

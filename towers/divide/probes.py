@@ -52,6 +52,7 @@ class Probes:
         self._num_imports = 0
         self.dims = cache(self._dims)
         self.values = cache(self._values)
+        self.formula = cache(self._formula)
 
     def feed(self, value: Value, shapes: Sequence[Any] | None) -> None:
         """Adds a value that is not computed here; shapes: one for each probe, or None."""
@@ -201,6 +202,16 @@ class Probes:
         if found is None or any(not np.array_equal(found[0], other) for other in found[1:]):
             return None
         return found[0]
+
+    def _formula(self, value: Value) -> tuple[Any, Any] | None:
+        """Returns arrays (a, b) if an integer tensor is a + b * the number of rows, or None."""
+        found = self.values(value)
+        if found is None or value.dtype not in (tf.int32, tf.int64) or len({v.shape for v in found}) > 1:
+            return None
+        slope, remainder = np.divmod(found[1] - found[0], ROWS[1] - ROWS[0])
+        start = found[0] - slope * ROWS[0]
+        is_linear = not remainder.any() and np.array_equal(start + slope * ROWS[2], found[2])
+        return (start, slope) if is_linear else None
 
 
 def _has_known_size(value: Value) -> bool:

@@ -1,0 +1,122 @@
+"""Runs what runs once: the update, metrics, and what no rule divides."""
+
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.divide.context import Context, Place, roots
+from towers.divide.facts import PART, SIZE, WHOLE, Need, Op, Value
+from towers.divide.flat import CONDITIONS
+from towers.divide.phases import states_before
+from towers.divide.stages import Run
+from towers.machine.devices import short_name
+from towers.machine.tensorflow_internals import called_graphs
+from towers.step.averaging import add_tree
+
+_ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+# What updates consist of. XLA knows many more, but some of them only on some devices.
+_COMPILED = frozenset("""Abs Add AddN AddV2 All Any AssignAddVariableOp AssignSubVariableOp
+    AssignVariableOp BroadcastTo Cast Ceil ClipByValue ConcatV2 Const Cos Div DivNoNan Equal Exp
+    ExpandDims Fill Floor FloorDiv FloorMod Greater GreaterEqual Identity IdentityN IsFinite IsNan
+    L2Loss Less LessEqual Log LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean Min Minimum Mul
+    Neg NoOp NotEqual OnesLike Pack Placeholder Pow PreventGradient Prod ReadVariableOp RealDiv
+    Reciprocal Reshape Round Rsqrt Select SelectV2 Sign Sin Split Sqrt Square SquaredDifference
+    Squeeze StopGradient StridedSlice Sub Sum Tanh Transpose Unpack ZerosLike""".split())
+_WORTH_COMPILING = 64  # operations
+
+
+class Meeting:
+    """Computes on whole values, on the parameter device.
+
+    The update, with what remains of the additions, is one program, which XLA compiles.
+    """
+
+    def __init__(self, ops: Sequence[Op], read_after: Collection[Value]) -> None:
+        """read_after: the values that operations of other phases read."""
+        self._before, self._program, self._after = _parts(ops)
+        own = {value for op in self._program for value in op.outputs}
+        read = {value for op in self._after for value in op.inputs} | set(read_after)
+        self._outputs = [value for op in self._program for value in op.outputs if value in read]
+        outside = (value for op in self._program for value in op.inputs if value not in own)
+        inputs = [value for value in dict.fromkeys(outside) if value.fact != SIZE]
+        self._states = [value for value in inputs if value.dtype == tf.resource]
+        self._inputs = [value for value in inputs if value.dtype != tf.resource]
+
+    def call(self, run: Run) -> None:
+        """Computes the values and the effects."""
+        with tf.device(run.home):
+            run.whole.run(self._before)
+            states = {value: run.whole.read(value, WHOLE) for value in self._states}
+            if any(short_name(state.device) != short_name(run.home) for state in states.values()):
+                run.whole.run(self._program)  # XLA compiles for one device
+            elif self._program:
+                self._run_program(run, states)
+            run.whole.run(self._after)
+
+    def _run_program(self, run: Run, states: dict[Value, Any]) -> None:
+        def program(place: Place, trees: list[Any]) -> list[Any]:
+            found = {v: add_tree(tree)[0] for v, tree in zip(self._inputs, trees, strict=True)}
+
+            def find(value: Value, need: Need) -> Any:
+                return states[value] if value in states else found[value]
+
+            context = Context(place, find)
+            context.run(self._program)
+            return [context.values[value] for value in self._outputs]
+
+        trees = [
+            run.tree(value) if value.fact == PART else [run.whole.read(value, WHOLE)]
+            for value in self._inputs
+        ]
+        compiled = tf.function(program, autograph=False, jit_compile=True)
+        results = compiled(run.whole.place, trees)
+        run.whole.values.update(zip(self._outputs, results, strict=True))
+
+
+def _parts(ops: Sequence[Op]) -> tuple[list[Op], list[Op], list[Op]]:
+    """Divides operations, in their order, into those before, in and after the compiled program."""
+    before_of = states_before(ops)
+    before: list[Op] = []
+    program: list[Op] = []
+    after: list[Op] = []
+    place: dict[Op, list[Op]] = {}
+    for op in ops:
+        awaited = [place.get(o) for o in (*before_of[op], *(value.op for value in op.inputs))]
+        if any(found is after for found in awaited):
+            place[op] = after
+        elif _compiles(op):
+            place[op] = program
+        else:
+            place[op] = after if any(found is program for found in awaited) else before
+        place[op].append(op)
+    is_update = any(op.type in _ASSIGNMENTS for op in program)
+    return (before, program, after) if is_update and len(program) >= _WORTH_COMPILING else (
+        list(ops), [], []
+    )  # fmt: skip
+
+
+def _compiles(op: Op) -> bool:
+    """Returns whether XLA compiles an operation, once for all batches."""
+    inputs_known = all(map(_has_known_shape, (*op.inputs, *op.outputs)))
+    return inputs_known and _is_known_to_xla(op.source)
+
+
+def _has_known_shape(value: Value) -> bool:
+    if value.fact == SIZE:
+        return not roots(value)
+    return value.dtype == tf.resource or value.shape.is_fully_defined()
+
+
+def _is_known_to_xla(operation: tf.Operation) -> bool:
+    """Returns whether XLA compiles an operation of the trace; of a condition, both branches."""
+    if any(v.dtype in (tf.string, tf.variant) for v in (*operation.inputs, *operation.outputs)):
+        return False
+    if operation.type not in CONDITIONS:
+        return operation.type in _COMPILED
+    branches = [
+        *called_graphs(operation, "then_branch"), *called_graphs(operation, "else_branch")
+    ]  # fmt: skip
+    return len(branches) == 2 and all(
+        _is_known_to_xla(each) for branch in branches for each in branch.get_operations()
+    )

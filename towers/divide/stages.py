@@ -1,0 +1,154 @@
+"""Runs the stages of the towers and the meetings between them, within the caller's tf.function."""
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.divide.context import Context, Place, open_shape, reads
+from towers.divide.facts import ONCE, OWN, PART, WHOLE, Need, Op, Value
+from towers.machine.tensorflow_internals import KEEP_WHOLE
+from towers.step.averaging import Tree, add_tree, partial_sums
+
+_WORTH_A_CALL = 60  # operations; a call of fewer takes longer than they do
+
+
+class Run:
+    """Holds the values of one call: whole values, and each tower's values."""
+
+    def __init__(
+        self, given: dict[Value, Any], batch: Value | None, devices: Sequence[str], home: str,
+        adds_on_devices: bool,
+    ) -> None:  # fmt: skip
+        """batch: one of the values given, which has the rows of the batch."""
+        self.devices, self.home, self._adds_on_devices = devices, home, adds_on_devices
+        num_towers = len(devices)
+        total = tf.shape(given[batch])[0] if batch is not None else tf.constant(1)
+        tower = tf.range(num_towers)
+        counts = total // num_towers + tf.cast(tower < total % num_towers, tf.int32)
+        starts = tf.minimum(tf.cumsum(counts, exclusive=True), total - 1)
+        # A tower without rows computes on the last row of the batch, because some kernels fail
+        # without one. `_real` drops what it computes.
+        self._has_rows = tf.unstack(counts > 0, num_towers)
+        self.places = [
+            Place(tf.maximum(count, 1), start, total)
+            for count, start in zip(tf.unstack(counts, num_towers), tf.unstack(starts, num_towers))
+        ]
+        self.whole = Context(Place(total, tf.constant(0), total), self._meet)
+        self.whole.values.update(given)
+        self._given, self._total = given, total
+        self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
+        self._met: dict[Value, Any] = {}
+        self._shards: dict[tuple[Value, int], list[Any]] = {}
+
+    def _meet(self, value: Value, need: Need) -> Any:
+        """Returns what the towers have as one value, on the parameter device."""
+        if need == OWN or value.fact == ONCE:  # an open size, or a value that towers have alike
+            return self._given[value] if value in self._given else self.towers[0][value]
+        if value in self._given:
+            return self._given[value]
+        if value not in self._met:
+            with tf.device(self.home):
+                if value.fact == PART:
+                    self._met[value] = add_tree(self.tree(value))[0]
+                else:
+                    parts = [self._real(t, value) for t in range(len(self.towers))]
+                    self._met[value] = tf.concat(parts, value.fact.axis)
+        return self._met[value]
+
+    def tree(self, value: Value) -> Tree:
+        """Returns the additions of a value's parts that remain for the parameter device."""
+        if value in self._met:
+            return [self._met[value]]
+        parts = [[self._real(t, value)] for t in range(len(self.towers))]
+        return partial_sums(
+            parts, self.devices, add_on_devices=self._adds_on_devices, parameter_device=self.home
+        )
+
+    def _real(self, t: int, value: Value) -> Any:
+        """Returns what a tower adds to a value: no rows, or zeros, if the tower has no rows."""
+        own = self.towers[t][value]
+        if t == 0:  # it has a row of every batch
+            return own
+        if value.fact == PART:
+            return tf.where(self._has_rows[t], own, tf.zeros_like(own))
+        shape = tf.shape(own)
+        is_kept = tf.one_hot(value.fact.axis, tf.size(shape), self._has_rows[t], True)
+        return tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
+
+    def values_for(self, value: Value, need: Need) -> list[Any]:
+        """Returns, for each tower, a value as a stage reads it."""
+        if need == OWN and value in self.towers[0]:
+            return [tower[value] for tower in self.towers]
+        if need in (OWN, WHOLE) and value.fact == ONCE or need == WHOLE:
+            return [self.whole.read(value, WHOLE)] * len(self.towers)
+        axis = value.fact.axis if need == OWN else need.axis
+        if (value, axis) not in self._shards:
+            with tf.device(self.home):
+                self._shards[value, axis] = self._cut(self.whole.read(value, WHOLE), axis)
+        return self._shards[value, axis]
+
+    def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
+        """Returns each tower's rows along an axis of a value of the batch."""
+        shape = tf.shape(whole)
+        each = shape[axis] // self._total
+        at_axis = tf.one_hot(axis, tf.size(shape), True, False)
+        with tf.control_dependencies([
+            tf.debugging.assert_equal(each * self._total, shape[axis], "rows of the batch")
+        ]):  # fmt: skip
+            shards = []
+            for place in self.places:
+                begin = tf.where(at_axis, each * place.start, 0)
+                shards.append(tf.slice(whole, begin, tf.where(at_axis, each * place.count, shape)))
+                shards[-1].set_shape([None if a == axis else n for a, n in enumerate(whole.shape)])
+        return shards
+
+
+class Stage:
+    """Computes a tower's part between two meetings: the same operations on each device."""
+
+    def __init__(self, ops: Sequence[Op], read_after: Collection[Value]) -> None:
+        """read_after: the values that operations of other phases read."""
+        self._ops = ops
+        own = {value for op in ops for value in op.outputs}
+        found = (pair for op in ops for pair in reads(op) if pair[0] not in own)
+        self._inputs = list(dict.fromkeys(found))
+        self._outputs = [value for op in ops for value in op.outputs if value in read_after]
+        self._traced: Callable | None = None
+
+    def call(self, run: Run) -> None:
+        """Computes the results of each tower, on its device."""
+        given = [run.values_for(value, need) for value, need in self._inputs]
+        compute = self._compute if len(self._ops) < _WORTH_A_CALL else self._function()
+        for t, (place, device) in enumerate(zip(run.places, run.devices, strict=True)):
+            with tf.name_scope(f"tower_{t}"), tf.device(device):
+                results = compute(place, [values[t] for values in given])
+            run.towers[t].update(zip(self._outputs, results, strict=True))
+
+    def _compute(self, place: Place, given: list[Any]) -> list[Any]:
+        """Emits the operations of one tower; returns the values of `_outputs`."""
+        found = dict(zip(self._inputs, given, strict=True))
+        context = Context(place, lambda value, need: found[value, need])
+        context.run(self._ops)
+        return [context.values[value] for value in self._outputs]
+
+    def _function(self) -> Callable:
+        """Returns the function of a tower, traced once."""
+        if self._traced is None:
+            scalar = tf.TensorSpec([], tf.int32)
+            specs = [_spec(value, need) for value, need in self._inputs]
+            with tf.init_scope(), tf.device(None):
+                self._traced = tf.function(
+                    self._compute, autograph=False, experimental_attributes=KEEP_WHOLE
+                ).get_concrete_function(Place(scalar, scalar, scalar), specs)
+        return self._traced
+
+
+def _spec(value: Value, need: Need) -> tf.TensorSpec:
+    """Returns the spec of what a stage reads: the number of rows is open."""
+    shape = value.shape
+    if need == OWN:
+        shape = open_shape(value)
+    elif need.kind == "rows" and shape.rank is not None:
+        shape = tf.TensorShape([None if a == need.axis else n for a, n in enumerate(shape)])
+    return tf.TensorSpec(shape, value.dtype)
