@@ -148,7 +148,7 @@ for kind, make, shape in (
     ),
     ("ResizeNearestNeighborGrad", lambda x: tf.image.resize(x, [4, 5], "nearest"), IMAGE),
 ):
-    CASES.add(kind, gradient_of(make), shape)
+    CASES.add(kind, gradient_of(make), shape, fill="probability")
 for kind, gradient in (
     ("MaxPoolGradGrad", R.MaxPoolGradGrad),
     ("MaxPool3DGradGrad", R.MaxPool3DGradGrad),

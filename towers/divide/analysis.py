@@ -107,6 +107,9 @@ class Analysis:
         is_divided = any(fact != ONCE for fact in look.facts())
         if op.type not in RULES or not (is_divided or op.type in _MAKE_ROWS):
             return None
+        read = [value for value in op.inputs if value.fact != SIZE]
+        if any(self.probes.dims(value) is None for value in (*read, *op.outputs)):
+            return None
         each = RULES[op.type](look)
         if each is None or not all(map(self._has_rows, op.outputs, each.facts)):
             return None
