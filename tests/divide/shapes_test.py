@@ -18,6 +18,18 @@ from towers.divide.rule import RULES
 
 CASES = Cases()
 
+
+def _in_fours(x: tf.Tensor) -> tf.Tensor:
+    """The number of rows, rounded up to a multiple of four."""
+    return (tf.shape(x)[0] + 3) // 4 * 4
+
+
+def _by_size(x: tf.Tensor, many: int, few: int) -> tf.Tensor:
+    """The number of rows times `many`, or times `few` if it is at most five."""
+    count = tf.shape(x)[0]
+    return count * tf.where(count > 5, many, few)
+
+
 CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 12]), N34)
 CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 4]), N34)
 CASES.add("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 4]), [-1, 3, 4]), N34)
@@ -73,9 +85,12 @@ CASES.add("StridedSlice", lambda x: x[1:], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[::2], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[::-1], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2], N34, divided=False)
+CASES.add("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2 * 2], N34, divided=False)
+CASES.add("StridedSlice", lambda x: x[: _by_size(x, 1, 0)], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[0], N34, divided=False)
 CASES.add("StridedSlice", lambda x: tf.reduce_sum(x, 0)[1:], N34)
 
+CASES.add("Slice", gradient_of(lambda x: tf.concat([x, x * x], 2)), N34)
 CASES.add("StridedSliceGrad", gradient_of(lambda x: x[:, 1:]), N34)
 CASES.add("StridedSliceGrad", gradient_of(lambda x: x[0]), T3N4)
 CASES.add("StridedSliceGrad", gradient_of(lambda x: x[1:]), N34, divided=False)
@@ -92,6 +107,8 @@ CASES.add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [2]), N3)
 CASES.add("Fill", lambda x, y: tf.fill(tf.shape(x), y), N3, ())
 CASES.add("Fill", lambda x, y: tf.fill([tf.shape(x)[0], tf.shape(x)[0]], y), N3, (), divided=False)
 CASES.add("Fill", lambda x, y: tf.fill([tf.maximum(tf.shape(x)[0], 3)], y), N3, (), divided=False)
+CASES.add("Fill", lambda x, y: tf.fill([_in_fours(x)], y), N3, (), divided=False)
+CASES.add("Fill", lambda x, y: tf.fill([_by_size(x, 1, 2)], y), N3, (), divided=False)
 CASES.add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4), N3, fill="labels")
 CASES.add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4, axis=0), N3, fill="labels")
 CASES.add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32)), N3, (5, 2), fill="labels")

@@ -16,8 +16,12 @@ from towers.divide.rule import RULES, Look
 _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
               "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2")  # fmt: skip
 SHAPES = ("Shape", "Size")
-# A size that these return may count rows for some batches and not for others.
-_CHOICES = ("Maximum", "Minimum", "Select", "SelectV2", "StatelessIf", "Where")
+# Exact arithmetic: what these make of a number of rows is true for all numbers if it is true at the
+# probes. Other operations may round it, as in n // 2 * 2, compare it, or choose: tf.maximum(n, 5).
+_EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
+    ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation Mul
+    Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
+    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
 
 
 class Analysis:
@@ -29,6 +33,7 @@ class Analysis:
     def __init__(self, forced: Collection[str] = ()) -> None:
         self.probes, self.forced = Probes(), forced
         self._early: list[Op] = []
+        self._sizes: dict[Op, bool] = {}  # what follows from shapes: may it change from batch to batch?
         self.is_inside = False
 
     def place(self, ops: Sequence[Op]) -> list[Op]:
@@ -40,7 +45,7 @@ class Analysis:
         groups: dict[tuple[int, bool], list[Op]] = defaultdict(list)
         level_of: dict[Op, int] = {}
         for op in ops:
-            alone = loops.has_own_shapes(op)
+            alone = loops.has_own_shapes(op) or self._is_rounded(op)
             level = max((level_of.get(value.op, 0) for value in op.inputs), default=0)
             groups[level, alone].append(op)
             level_of[op] = level + alone
@@ -49,6 +54,9 @@ class Analysis:
             if not alone:
                 self._place_group(group)
             for op in group if alone else []:
+                if not loops.has_own_shapes(op):
+                    self._place_rounded(op)
+                    continue
                 self._place_alone(op)
                 if not self.is_inside:  # reads of inner loops come before the outermost one
                     reads[op], self._early = self._early, []
@@ -74,6 +82,25 @@ class Analysis:
         self.probes.extend(ops)
         for op in ops:
             self._decide(op, self._each(op))
+
+    def _is_rounded(self, op: Op) -> bool:
+        """Returns whether an integer that follows from shapes may be rounded, compared or chosen."""
+        if op.type in SHAPES:
+            self._sizes[op] = not op.inputs[0].shape.is_fully_defined()
+        elif op.type == "Const" or op.inputs and all(v.op in self._sizes for v in op.inputs):
+            self._sizes[op] = any(self._sizes[value.op] for value in op.inputs)
+        if not self._sizes.get(op) or op.outputs[0].dtype.is_floating or op.type in SHAPES:
+            return False
+        return op.type not in _EXACT or op.inputs[0].dtype.is_floating
+
+    def _place_rounded(self, op: Op) -> None:
+        """Decides on an integer that may be rounded. It is known if no input counts rows."""
+        if not any(map(self._may_count_rows, op.inputs)):
+            self._place_group([op])
+        else:
+            self._decide(op, None)
+            for value in op.outputs:
+                self.probes.feed_static(value)
 
     def _place_alone(self, op: Op) -> None:
         """Decides on an operation with lists or functions, whose rule knows the shapes."""
@@ -133,14 +160,12 @@ class Analysis:
                 dims = None if found is None else list(zip(*(v.shape for v in found)))
             if dims is None or not all(map(is_fixed, dims)):
                 return False
-        if look.type not in _CHOICES:
-            return True
-        return all(self._is_harmless(value) for value in look.inputs)
+        return True
 
-    def _is_harmless(self, value: Value) -> bool:
-        """Returns whether a size is the same for all batches, so that choosing it is harmless."""
+    def _may_count_rows(self, value: Value) -> bool:
+        """Returns whether a size is not the same for all numbers of rows."""
         found = self.probes.values(value)
-        return found is not None and len({str(v) for v in found}) == 1
+        return found is None or not is_fixed([str(v) for v in found])
 
     def _shape(self, look: Look) -> Each | None:
         """Answers for a shape: made where it is read, of constants, N and the tower's tensor."""

@@ -36,7 +36,7 @@ def rows_each(dim: Dim) -> int | None:
     return factors.pop() if is_rows(dim) and len(factors) == 1 else None
 
 
-def is_fixed(dim: Dim) -> bool:
+def is_fixed(dim: Sequence[Any]) -> bool:
     """Returns whether a size does not depend on the number of rows."""
     return len(set(dim[:3])) == 1
 
