@@ -48,26 +48,26 @@ def transpose(look: Look) -> Each | None:
     return look.own_first(rows([int(axis) for axis in look.const(1)].index(look.fact(0).axis)))
 
 
-def _joined(look: Look, indices: range, axis_of_result: Callable[[int], int]) -> Each | None:
-    """Answers for joining tensors. axis_of_result: where an axis of theirs is in the result."""
+def _joined(look: Look, indices: range, place: Callable[[int], int | None]) -> Each | None:
+    """Answers for joining tensors. place: where an axis of theirs is in the result, or None."""
     facts = [look.fact(i) for i in indices]
     rest = [WHOLE] * (len(look.inputs) - len(indices))
     if set(facts) == {PART}:
         return look.each([OWN] * len(facts) + rest, PART)
     first = next((f for f in facts if f.kind == "rows"), None)
-    if first is None:
+    axis = None if first is None else place(first.axis)
+    if first is None or axis is None:
         return None
-    needs = [rows_of(first.axis)] * len(facts) + rest
-    return look.each(needs, rows(axis_of_result(first.axis)))
+    return look.each([rows_of(first.axis)] * len(facts) + rest, rows(axis))
 
 
 @rule("ConcatV2")
 def concat(look: Look) -> Each | None:
     """Joins tensors along another axis than the rows' axis."""
     axis = int(look.const(len(look.inputs) - 1)) % len(look.out())
-    if rows(axis) in look.facts():
-        return None
-    return _joined(look, range(len(look.inputs) - 1), lambda of_rows: of_rows)
+    return _joined(
+        look, range(len(look.inputs) - 1), lambda of_rows: None if of_rows == axis else of_rows
+    )
 
 
 @rule("Pack")
@@ -115,16 +115,16 @@ def moved(look: Look) -> Each | None:
     return look.own_first()
 
 
-def _keeps_rows(look: Look, index: int) -> bool:
-    """Returns whether the axis of rows is as long as before. index: the input that says it."""
+def _keeps_rows(look: Look) -> bool:
+    """Returns whether the axis of rows is as long as before."""
     axis = look.fact(0).axis
-    return look.is_size(index) and look.dims(0)[axis] == look.out()[axis]
+    return look.dims(0)[axis] == look.out()[axis]
 
 
 @rule_of_rows("Slice")
 def slice_(look: Look) -> Each | None:
     """Takes whole rows."""
-    if not _keeps_rows(look, 1):
+    if not _keeps_rows(look):
         return None
     return look.each([OWN, WHOLE, shape_of(look.fact(0).axis)], look.fact(0))
 
@@ -132,7 +132,7 @@ def slice_(look: Look) -> Each | None:
 @rule_of_rows("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(look: Look) -> Each | None:
     """Adds elements along other axes than the rows' axis."""
-    return look.own_first() if _keeps_rows(look, 1) else None
+    return look.own_first() if _keeps_rows(look) else None
 
 
 def _sliced_axes(look: Look, before: Dims, after: Dims, first: int) -> dict[int, int]:
@@ -160,11 +160,8 @@ def _sliced_axes(look: Look, before: Dims, after: Dims, first: int) -> dict[int,
         elif has["shrink_axis"][i]:
             axis += 1
         else:
-            is_told = (has["begin"][i] or look.is_size(first)) and (
-                has["end"][i] or look.is_size(first + 1)
-            )
             goes_up = strides is not None and strides[0][i] > 0
-            if is_told and goes_up and before[axis] == after[place]:
+            if goes_up and before[axis] == after[place]:
                 kept[axis] = place
             axis, place = axis + 1, place + 1
     for rest in range(axis, len(before)):
@@ -224,7 +221,7 @@ def repeated(look: Look) -> Each | None:
     dims, out, axis = look.dims(0), look.out(), look.only_rows_axis()
     if look.fact(0) == PART and all(map(is_fixed, out)):
         return look.linear()
-    if axis is None or not look.is_size(1):
+    if axis is None:
         return None
     own = axis - (len(out) - len(dims))
     if own >= 0 and dims[own] == out[axis]:  # the rows are there already
