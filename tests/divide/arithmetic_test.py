@@ -198,6 +198,76 @@ CASES.add("MatrixDeterminant", _definite(tf.linalg.det), N34)
 CASES.add("LogMatrixDeterminant", _definite(raw("LogMatrixDeterminant")), N34)
 
 
+def _sum_of_integers(x: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(tf.cast(9 * x, tf.int32), 0)
+
+
+def _outer(x: tf.Tensor) -> tf.Tensor:
+    """Returns a matrix in parts: the sum of the rows' outer products."""
+    return tf.reduce_sum(x[:, :, None] * x[:, None], 0)
+
+
+# Parts: what is not linear adds them up first.
+CASES.add(
+    "Cast", lambda x: tf.cast(tf.reduce_sum(x * 9, 0), tf.int32), N3, divided=False, extremes=()
+)
+CASES.add(
+    "Div", lambda x: R.Div(x=_sum_of_integers(x), y=[2, 3, 4]), N3, divided=False, extremes=()
+)
+CASES.add("Div", lambda x, y: R.Div(x=tf.reduce_sum(x, 0), y=y), N3, (3,))
+CASES.add("Sum", lambda x: tf.reduce_sum(_sum_of_integers(x)), N3, divided=None, extremes=())
+CASES.add("MatMul", lambda x, y: _outer(x) @ _outer(y), N3, N3, divided=False)
+CASES.add("MatMul", lambda x, y: y @ _outer(x), N3, N3)
+CASES.add("Einsum", lambda x: R.Einsum(inputs=[x], equation="...d->d..."), N34, divided=False)
+CASES.add("SelectV2", lambda x, y: tf.where(y > 0, x, tf.reduce_sum(x, 0)), N3, (3,))
+CASES.add("SelectV2", lambda x, y: tf.where(x > 0, y, 2 * y), N3, (3,))
+CASES.add("Sin", lambda x: tf.sin(tf.where(x > 0, tf.reduce_sum(x, 0), tf.reduce_mean(x, 0))), N3)
+CASES.add(
+    "Select",
+    lambda c, x: R.Select(condition=tf.sort(c, 0) > 0, x=x, y=-x),
+    ("n",),
+    N3,
+    divided=False,
+)
+CASES.add("Mean", lambda x: tf.reduce_mean(tf.reshape(x, [-1, 4]), 0), ("n", "m", 4), divided=False)
+CASES.add(
+    "Mean", lambda x: tf.reduce_mean(tf.cast(9 * x, tf.int32), 0), N3, divided=False, extremes=()
+)
+CASES.add("ArgMax", lambda x: tf.argmax(x, 0), T3N4)
+CASES.add("Cumsum", lambda x: tf.cumsum(x, 0), T3N4)
+CASES.add(
+    "Cumsum",
+    lambda x, y: tf.cumsum(x, tf.cast(y * 0 + 1, tf.int32)),
+    N34,
+    (),
+    divided=False,
+    extremes=(),
+)
+CASES.add(
+    "UnsortedSegmentSum",
+    lambda x: tf.math.unsorted_segment_sum(x, [0, 2, 0], 3),
+    T3N4,
+    divided=False,
+)
+CASES.add(
+    "UnsortedSegmentSum",
+    lambda x, i: tf.math.unsorted_segment_sum(x, tf.cast(i, tf.int32), 3),
+    N34,
+    N3,
+    fill="labels",
+)
+# Sizes that only a run knows.
+CASES.add(
+    "Max",
+    lambda x: tf.reduce_max(tf.cond(x[0, 0] > 0, lambda: x, lambda: x[:, :1]), 1),
+    N3,
+    divided=False,
+)
+CASES.add(
+    "Exp", lambda x: tf.exp(tf.cond(x[0, 0] > 0, lambda: x, lambda: x[:, :1])), N3, divided=False
+)
+
+
 @pytest.mark.parametrize(
     "cases", CASES.groups, ids=lambda cases: f"{cases[0].kind}-{cases[-1].kind}"
 )

@@ -45,21 +45,7 @@ CASES.add(
     ("n", 72),
     divided=None,
 )
-_FILTERS = {2: (3, 3, 2, 4), 3: (2, 2, 2, 2, 3)}
-
-
-def _convolution_gradients(convolve: Callable, which: int) -> Callable:
-    def gradient(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            tape.watch([x, w])
-            y = convolve(x, w)
-            loss = tf.reduce_sum(y * tf.sin(y))
-        return tape.gradient(loss, [x, w])[which]
-
-    return gradient
-
-
-for kinds, convolve, shapes in (
+CONVOLUTIONS: tuple = (
     (
         ("Conv2DBackpropInput", "Conv2DBackpropFilter"),
         lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
@@ -76,14 +62,14 @@ for kinds, convolve, shapes in (
         (IMAGE, (3, 3, 2, 1)),
     ),
     (
-        ("Dilation2DBackpropInput", None),
+        ("Dilation2DBackpropInput",),
         lambda x, w: tf.nn.dilation2d(x, w, [1] * 4, "SAME", "NHWC", [1] * 4),
         (IMAGE, (3, 3, 2)),
     ),
-):
+)
+for kinds, convolve, shapes in CONVOLUTIONS:
     for which, kind in enumerate(kinds):
-        if kind:
-            CASES.add(kind, _convolution_gradients(convolve, which), *shapes)
+        CASES.add(kind, gradient_of(convolve, which), *shapes)
 CASES.add("BiasAdd", tf.nn.bias_add, N34, (4,))
 CASES.add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x), N34)
 CASES.add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=tf.transpose(x, [1, 2, 0])), N34)
@@ -127,7 +113,7 @@ IMAGES: dict[str, tuple[Callable, tuple]] = {
 }
 for kind, (make, shape) in IMAGES.items():
     CASES.add(kind, make, shape, fill="probability")
-for kind, make, shape in (
+POOLS: tuple = (
     ("MaxPoolGrad", lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), IMAGE),
     (
         "MaxPool3DGrad",
@@ -147,8 +133,9 @@ for kind, make, shape in (
         IMAGE,
     ),
     ("ResizeNearestNeighborGrad", lambda x: tf.image.resize(x, [4, 5], "nearest"), IMAGE),
-):
-    CASES.add(kind, gradient_of(make), shape)
+)
+for kind, make, shape in POOLS:
+    CASES.add(kind, gradient_of(make), shape, fill="probability")
 for kind, gradient in (
     ("MaxPoolGradGrad", R.MaxPoolGradGrad),
     ("MaxPool3DGradGrad", R.MaxPool3DGradGrad),
@@ -220,6 +207,82 @@ for kind, dtypes in {
 CASES.add(
     "StatelessRandomUniformV2", _noise("StatelessRandomUniformV2", tf.float64), T3N4, divided=False
 )
+
+
+def _height_first(function: Callable) -> Callable:
+    """Returns a function of images whose rows lie along their height."""
+    return lambda x, *w: function(tf.transpose(x, [1, 0, *range(2, len(x.shape))]), *w)
+
+
+for kinds, convolve, shapes in CONVOLUTIONS:
+    for which, kind in enumerate(kinds):
+        CASES.add(kind, gradient_of(_height_first(convolve), which), *shapes, divided=False)
+for kind in ("Conv2D", "Conv2DBackpropFilter"):
+    CASES.add(
+        kind,
+        gradient_of(
+            lambda x, y: tf.nn.conv2d(x, tf.reshape(tf.reduce_mean(y, 0), [3, 3, 2, 4]), 1, "SAME"),
+            1,
+        ),
+        IMAGE,
+        ("n", 72),
+    )
+for kind in ("MaxPool", "AvgPool", "LRN", "ResizeBilinear"):
+    CASES.add(kind, _height_first(IMAGES[kind][0]), IMAGE, divided=False, fill="probability")
+CASES.add(
+    "AdjustContrastv2", lambda x: tf.image.adjust_contrast(x, 2.0), ("n", 4, 3), divided=False
+)
+for kind, make, shape in POOLS:
+    CASES.add(kind, gradient_of(_height_first(make)), shape, fill="probability", divided=False)
+CASES.add(
+    "BiasAdd",
+    lambda x, b: tf.nn.bias_add(tf.transpose(x, [1, 2, 0]), b),
+    N34,
+    ("n",),
+    divided=False,
+)
+CASES.add("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), ("n", 3, 4, 4), (3,))
+CASES.add(
+    "BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), (3, "n", 4, 4), ("n",), divided=False
+)
+CASES.add(
+    "BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x, data_format="NCHW"), ("n", 3, 4, 4)
+)
+CASES.add(
+    "BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x, data_format="NCHW"), (3, "n", 4, 4)
+)
+CASES.add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=tf.reduce_sum(x, 0)), N34)
+CASES.add(
+    "SoftmaxCrossEntropyWithLogits",
+    lambda x, y: R.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.nn.softmax(y)), N3, (1, 3),
+    divided=False,
+)  # fmt: skip
+CASES.add(
+    "SoftmaxCrossEntropyWithLogits",
+    lambda x: R.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.sort(x, 0)), N3,
+)  # fmt: skip
+
+
+def _noise_of(shape: Callable) -> Callable:
+    """Returns noise of a shape, with a seed that no shape tells."""
+
+    def draw(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        seed = tf.stack([tf.cast(y * 0, tf.int32), 4])
+        key, counter = R.StatelessRandomGetKeyCounter(seed=seed)
+        return R.StatelessRandomNormalV2(shape=shape(x), key=key, counter=counter, alg=1)
+
+    return draw
+
+
+for shape, is_divided in (
+    (lambda x: [tf.shape(x)[0] * tf.shape(x)[1], 3], False),
+    (lambda x: [tf.shape(x)[0], tf.shape(x)[0]], False),
+    (lambda x: [], False),
+    (lambda x: [2 * tf.shape(x)[0], 3], True),
+):
+    CASES.add(
+        "StatelessRandomNormalV2", _noise_of(shape), ("n", "m"), (), divided=is_divided, extremes=()
+    )
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,109 @@ CASES.add(
 )
 
 
+def _repeated(x: tf.Tensor) -> tf.Tensor:
+    """Returns each row twice: as many rows as two batches have."""
+    return tf.reshape(tf.stack([x, 2 * x], 1), [-1, 3])
+
+
+def _zero(y: tf.Tensor) -> tf.Tensor:
+    """Returns an integer that no shape tells."""
+    return tf.cast(y * 0, tf.int32)
+
+
+CASES.add(
+    "Reshape",
+    lambda x: tf.reshape(tf.reduce_sum(tf.cast(x, tf.int32), 0), [3, 1]),
+    N3,
+    divided=False,
+    extremes=(),
+)
+CASES.add("Squeeze", lambda x: tf.reshape(tf.squeeze(x), [-1, 3]), ("n", 1, 3), divided=False)
+CASES.add("Pack", lambda x, y: tf.stack([tf.reduce_sum(x, 0), y]), N3, (3,), divided=False)
+CASES.add(
+    "ConcatV2",
+    lambda x: tf.concat([x @ tf.transpose(x), tf.transpose(tf.sin(x @ tf.transpose(x)))], 1),
+    N3,
+)
+CASES.add("Split", lambda x: tf.split(_repeated(x), 2), N3, divided=False)
+CASES.add("SplitV", lambda x: tf.split(_repeated(x), [tf.shape(x)[0]] * 2), N3, divided=False)
+CASES.add("SplitV", lambda x: tf.split(tf.reduce_sum(x, 0), [1, 2]), N3)
+CASES.add("ReverseV2", lambda x, y: tf.reverse(x, [_zero(y)]), N3, (), divided=False, extremes=())
+CASES.add("Slice", lambda x: tf.slice(_repeated(x), [0, 0], tf.shape(x)), N3, divided=False)
+CASES.add("MirrorPad", lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), N3, divided=False)
+CASES.add("StridedSlice", lambda x: _repeated(x)[: tf.shape(x)[0]], N3, divided=False)
+CASES.add("StridedSlice", lambda x: _repeated(x)[::2], N3, divided=False)
+CASES.add("StridedSlice", lambda x: x[0, ..., 1], T3N4)
+CASES.add("StridedSlice", lambda x: x[None, ..., 1:], T3N4)
+CASES.add("StridedSlice", lambda x: x[:, None, 0], T3N4, divided=False)
+CASES.add("StridedSlice", lambda x, y: x[:, _zero(y) :], N3, (), divided=False, extremes=())
+for cut in (
+    lambda x: x[:, None, 1:],
+    lambda x: x[..., 1],
+    lambda x: x[None, :, ::2],
+    lambda x: x[:, 0],
+):
+    CASES.add("StridedSliceGrad", gradient_of(cut), N34)
+CASES.add("StridedSliceGrad", gradient_of(lambda x: x[::-1]), N34, divided=False)
+CASES.add(
+    "StridedSliceGrad", gradient_of(lambda x: _repeated(x)[: tf.shape(x)[0]]), N3, divided=False
+)
+CASES.add(
+    "StridedSliceGrad",
+    lambda x, y: R.StridedSliceGrad(
+        shape=tf.shape(x), begin=[0, 0], end=tf.shape(x), strides=[_zero(y) + 1, 1], dy=x
+    ),
+    N3, (), divided=False, extremes=(),
+)  # fmt: skip
+CASES.add(
+    "StridedSliceGrad",
+    lambda x: R.StridedSliceGrad(
+        shape=[4], begin=[1], end=[4], strides=[1], dy=tf.reduce_sum(x, 0)
+    ),
+    N3,
+)
+CASES.add("Tile", lambda x, y: tf.tile(y, [tf.shape(x)[0], 1]), N3, (2, 3))
+CASES.add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [tf.shape(x)[0]]), N3)
+CASES.add("Fill", lambda x: tf.fill(tf.shape(x), tf.reduce_sum(x)), N3)
+CASES.add(
+    "Fill",
+    lambda x, y: tf.fill(tf.shape(tf.reshape(x, [-1, 4])), y),
+    ("n", "m", 4),
+    (),
+    divided=None,
+)
+CASES.add(
+    "GatherV2",
+    lambda x, i: tf.gather(x, tf.cast(i, tf.int32), axis=1),
+    ("n", 5),
+    ("n",),
+    fill="labels",
+    divided=False,
+)
+CASES.add(
+    "GatherV2",
+    lambda i: tf.gather(tf.reduce_sum(i, 0), tf.cast(i, tf.int32)),
+    N3,
+    fill="labels",
+    divided=False,
+)
+CASES.add(
+    "GatherV2",
+    lambda x: tf.gather(x, [[0, 1], [2, 0], [1, 1]], axis=2, batch_dims=1),
+    T3N4,
+    divided=False,
+)
+CASES.add(
+    "GatherNd",
+    lambda x, i: tf.gather_nd(x, tf.stack([tf.range(tf.shape(x)[0]), tf.cast(i, tf.int32)], 1)),
+    N3,
+    ("n",),
+    fill="labels",
+    divided=False,
+)
+CASES.add("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3, divided=False)
+
+
 @pytest.mark.parametrize(
     "cases", CASES.groups, ids=lambda cases: f"{cases[0].kind}-{cases[-1].kind}"
 )

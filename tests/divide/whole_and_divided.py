@@ -1,6 +1,6 @@
 """Compares an operation on the whole batch with the same operation divided among towers.
 
-A shape with "n" has rows along that axis; one without is whole. A rule has a case for rows that it
+A shape with "n" has rows along that axis; one without is whole. "m" is an open size, too. A rule has a case for rows that it
 divides and one for each reason not to divide: tests/divide/mutations.py shows which have none.
 """
 
@@ -89,7 +89,7 @@ def values(case: Case, n: int, extremes: tuple = ()) -> list[np.ndarray]:
 
 def _filled(case: Case, i: int, rng: np.random.Generator, n: int) -> np.ndarray:
     shape = case.shapes[i]
-    sizes = [n if size == "n" else size for size in _rows_first(shape)]
+    sizes = [{"n": n, "m": 5}.get(size, size) for size in _rows_first(shape)]
     is_last_of_several = i == len(case.shapes) - 1 > 0
     if case.fill in ("positive", "above_one"):
         found = np.abs(rng.normal(size=sizes)) + 1.1 * (case.fill == "above_one") + 0.1
@@ -127,7 +127,7 @@ def _traced(cases: list[Case]) -> Any:
     specs = []
     for case in cases:
         for shape, value in zip(case.shapes, values(case, 2), strict=True):
-            sizes = [None if size == "n" else size for size in _rows_first(shape)]
+            sizes = [None if size in ("n", "m") else size for size in _rows_first(shape)]
             specs.append(tf.TensorSpec(sizes, value.dtype))
 
     def function(*inputs):
@@ -178,8 +178,10 @@ def _assert_equal(ours: np.ndarray, theirs: np.ndarray, name: str, extremes: tup
     relative = absolute = 1e-12 if ours.dtype == np.float64 else 1e-5
     if extremes:
         is_finite = np.isfinite(theirs)
-        same = np.where(is_finite, np.isfinite(ours), (ours == theirs) | np.isnan(ours + theirs))
-        assert same.all(), f"{name}: {ours} instead of {theirs}"
+        is_same = (ours == theirs) | np.isnan(ours) & np.isnan(theirs)
+        assert np.where(is_finite, np.isfinite(ours), is_same).all(), (
+            f"{name}: {ours} instead of {theirs}"
+        )
         ours, theirs = ours[is_finite], theirs[is_finite]
         absolute *= np.max(np.abs(theirs), initial=1.0)
     np.testing.assert_allclose(ours, theirs, relative, absolute, err_msg=name)

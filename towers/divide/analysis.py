@@ -19,10 +19,12 @@ _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "Statel
 SHAPES = ("Shape", "Size")
 # Exact arithmetic: what these make of a number of rows is true for all numbers if it is true at the
 # probes. Other operations may round it, as in n // 2 * 2, compare it, or choose: tf.maximum(n, 5).
-_EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
+_EXACT = frozenset(
+    """Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
     ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation Mul
     Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
-    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
+    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split()
+)
 
 
 class Analysis:
@@ -34,7 +36,7 @@ class Analysis:
     def __init__(self, forced: Collection[str] = ()) -> None:
         self.probes, self.forced = Probes(), forced
         self._early: list[Op] = []
-        self._sizes: dict[Op, bool] = {}  # what follows from shapes: may it change from batch to batch?
+        self._sizes: dict[Op, bool] = {}  # what follows from shapes: may it change by the batch?
         self._seen: set[Value] = set()  # sizes whose formulas have been looked for
         self.is_inside = False
 
@@ -89,6 +91,8 @@ class Analysis:
         """Returns whether an integer that follows from shapes may be rounded, compared or chosen."""
         if op.type in SHAPES:
             self._sizes[op] = not op.inputs[0].shape.is_fully_defined()
+        elif op.type.startswith("StatelessRandom"):
+            return False  # noise has a shape, but follows from more
         elif op.type == "Const" or op.inputs and all(v.op in self._sizes for v in op.inputs):
             self._sizes[op] = any(self._sizes[value.op] for value in op.inputs)
         if not self._sizes.get(op) or op.outputs[0].dtype.is_floating or op.type in SHAPES:
@@ -97,8 +101,13 @@ class Analysis:
         return is_cut or op.type not in _EXACT and op.type not in _MAKE_ROWS
 
     def _place_rounded(self, op: Op) -> None:
-        """Decides on an integer that may be rounded. It is known if no input counts rows."""
-        if not any(map(self._may_count_rows, op.inputs)):
+        """Decides on an integer that may be rounded. It is known if no input counts rows.
+
+        tf.eye(n) takes the smaller one of n and n.
+        """
+        values = [str(self.probes.values(value)) for value in op.inputs]
+        is_same = op.type in ("Minimum", "Maximum") and values[0] == values[1] != "None"
+        if is_same or not any(map(self._may_count_rows, op.inputs)):
             self._place_group([op])
         else:
             self._decide(op, None)
@@ -148,6 +157,9 @@ class Analysis:
             return Each([], [SIZE] * len(op.outputs))
         is_divided = any(fact != ONCE for fact in look.facts())
         if op.type not in RULES or not (is_divided or op.type in _MAKE_ROWS):
+            return None
+        read = [value for value in op.inputs if value.fact != SIZE]
+        if any(self.probes.dims(value) is None for value in (*read, *op.outputs)):
             return None
         each = RULES[op.type](look)
         if each is None or not all(map(self._has_rows, op.outputs, each.facts)):

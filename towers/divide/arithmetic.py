@@ -1,12 +1,13 @@
 """Rules of arithmetic: element by element, sums over axes, and products of matrices."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.facts import AS_PART, ONCE, OWN, PART, WHOLE, Each, rows, rows_of
-from towers.divide.probes import is_rows, rows_each
-from towers.divide.rule import Look, align, contract, kept_axes, rule
+from towers.divide.facts import AS_PART, ONCE, OWN, PART, WHOLE, Each, Fact, rows, rows_of
+from towers.divide.probes import rows_each
+from towers.divide.rule import Look, align, contract, kept_axes, rule, rule_of_rows
 
 # Operations that compute each element from one element.
 _UNARY = """Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Ceil
@@ -25,20 +26,16 @@ _BROADCAST = """ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByVal
     Xdivy Xlog1py Xlogy Zeta"""
 
 
-@rule(*_UNARY.split())
+@rule_of_rows(*_UNARY.split())
 def each_element(look: Look) -> Each | None:
     """Computes each element from one element."""
-    if look.type in ("Bitcast", "EnsureShape") and look.out() != look.dims(0):
-        return None
-    return look.own_first() if look.fact(0).kind == "rows" else None
+    return look.own_first()
 
 
-@rule(*_LINEAR.split())
+@rule_of_rows(*_LINEAR.split(), is_linear=True)
 def linear_element(look: Look) -> Each | None:
     """Computes each element from one element. Parts of a sum stay parts."""
-    if look.fact(0) == PART and look.outputs[0].dtype.is_floating:
-        return look.linear()
-    return look.own_first() if look.fact(0).kind == "rows" else None
+    return look.own_first()
 
 
 @rule("IdentityN")
@@ -50,7 +47,7 @@ def several_identities(look: Look) -> Each | None:
 @rule(*_BROADCAST.split())
 def broadcast_elements(look: Look) -> Each | None:
     """Computes each element from elements at its position."""
-    return align(look, range(len(look.inputs)))
+    return align(look)
 
 
 @rule("Add", "AddV2", "Sub", "AddN")
@@ -59,98 +56,111 @@ def sums(look: Look) -> Each | None:
     facts = set(look.facts())
     if facts == {PART} or look.is_inside and facts == {PART, ONCE}:
         return look.each([AS_PART] * len(look.inputs), PART)
-    return broadcast_elements(look)
+    return align(look)
 
 
 @rule("Mul", "RealDiv", "Div", "DivNoNan")
 def factors(look: Look) -> Each | None:
-    """Multiplies parts by a whole value, or divides them by it."""
+    """Multiplies parts by a whole value, or divides them by it. Quotients of integers are cut."""
     facts = look.facts()
-    if facts == [PART, ONCE] or facts == [ONCE, PART] and look.type == "Mul":
+    is_exact = look.type == "Mul" or not look.outputs[0].dtype.is_integer
+    if facts == [PART, ONCE] and is_exact or facts == [ONCE, PART] and look.type == "Mul":
         return look.each([OWN if f == PART else WHOLE for f in facts], PART)
-    return broadcast_elements(look)
+    return align(look)
 
 
 @rule("Select", "SelectV2")
 def choices(look: Look) -> Each | None:
     """Chooses between parts by a whole condition, or between rows."""
     facts = look.facts()
-    if PART in facts[1:] and set(facts[1:]) <= {PART, ONCE} and facts[0] == ONCE:
-        return look.each([WHOLE, *(OWN if f == PART else AS_PART for f in facts[1:])], PART)
-    if look.type == "Select" and len(look.dims(0) or ()) != len(look.out() or ()):
+    if facts[0] == ONCE and set(facts[1:]) in ({PART}, {PART, ONCE}):
+        return look.each([WHOLE, AS_PART, AS_PART], PART)
+    if look.type == "Select" and len(look.dims(0)) != len(look.out()):
         return None  # a vector chooses rows of matrices: it is not broadcast
-    return align(look, range(3))
+    return align(look)
 
 
-def _summed_axes(look: Look) -> set[int] | None:
-    """Returns the axes of a reduction's first input, or None if they are not known."""
-    axes, dims = look.const(1), look.dims(0)
-    return None if axes is None or dims is None else kept_axes(dims, axes)
+def _axes(look: Look) -> list[int]:
+    """Returns the axes of a reduction. If they were not known, nor were the sizes of the result."""
+    return sorted(kept_axes(look.dims(0), look.const(1)))
 
 
-def _axis_after(look: Look, axes: set[int], keeps: bool) -> int:
+def _axis_after(look: Look, axes: Sequence[int], keeps: bool) -> int:
     """Returns where the axis of rows is after other axes have been removed."""
     axis = look.fact(0).axis
     return axis if keeps else axis - sum(removed < axis for removed in axes)
 
 
-@rule("Sum", "Mean", "Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
+def _reduction(look: Look, over_rows: Fact | None = None) -> Each | None:
+    """Answers for a reduction of each row alone. over_rows: the result's fact if it is over rows.
+
+    Towers take constant axes: a gradient sums over more axes if a tower has one row.
+    """
+    axes, keeps = _axes(look), look.attr("keep_dims")
+
+    def emit(context: Any, op: Any, values: list[Any]) -> list[Any]:
+        return context.copy(op, [values[0], tf.constant(axes, tf.int32)], Tidx=tf.int32)
+
+    if look.fact(0).axis not in axes:
+        return look.own_first(rows(_axis_after(look, axes, keeps)), emit=emit)
+    return look.own_first(over_rows, emit=emit) if over_rows is not None else None
+
+
+@rule_of_rows("Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
 def reductions(look: Look) -> Each | None:
-    """Reduces each row alone, or sums rows to parts."""
-    axes = _summed_axes(look)
-    if look.fact(0) == PART:
-        return look.linear() if look.type in ("Sum", "Mean") and axes is not None else None
-    if axes is None or look.fact(0).kind != "rows":
-        return None
-    keeps, of_rows = look.attr("keep_dims"), look.fact(0).axis
-    ordered = sorted(axes)
+    """Reduces each row alone."""
+    return _reduction(look)
 
-    def reduced(context: Any, op: Any, values: list[Any]) -> list[Any]:
-        """Takes constant axes: a gradient sums over more axes if a tower has one row."""
-        return context.copy(op, [values[0], tf.constant(ordered, tf.int32)], Tidx=tf.int32)
 
+@rule_of_rows("Sum", is_linear=True)
+def totals(look: Look) -> Each | None:
+    """Sums each row alone, or the rows to parts."""
+    return _reduction(look, PART)
+
+
+@rule_of_rows("Mean", is_linear=True)
+def mean(look: Look) -> Each | None:
+    """Averages each row alone, or the rows to parts: sum(a tower's rows) / (all elements)."""
+    axes, of_rows, keeps = _axes(look), look.fact(0).axis, look.attr("keep_dims")
     if of_rows not in axes:
-        return look.own_first(rows(_axis_after(look, axes, keeps)), emit=reduced)
-    if look.type == "Sum":
-        return look.own_first(PART, emit=reduced)
+        return _reduction(look)
     count = rows_each(look.dims(0)[of_rows])
-    if look.type != "Mean" or count is None or not look.outputs[0].dtype.is_floating:
+    if count is None or not look.outputs[0].dtype.is_floating:
         return None
 
-    def mean(context: Any, op: Any, values: list[Any]) -> list[Any]:
-        """sum(a tower's rows) / (number of all rows x other sizes)."""
+    def part(context: Any, op: Any, values: list[Any]) -> list[Any]:
         total, shape = count * context.place.total, values[0].shape
-        for axis in ordered:
+        for axis in axes:
             if axis != of_rows:
                 total *= shape[axis] or tf.shape(values[0])[axis]
-        found = tf.reduce_sum(values[0], ordered, keepdims=keeps)
+        found = tf.reduce_sum(values[0], axes, keepdims=keeps)
         return [found / tf.cast(total, found.dtype)]
 
-    return look.own_first(PART, emit=mean)
+    return look.own_first(PART, emit=part)
 
 
-@rule("ArgMax", "ArgMin")
+@rule_of_rows("ArgMax", "ArgMin")
 def positions(look: Look) -> Each | None:
     """Finds the largest element of each row."""
-    axes = _summed_axes(look)
-    if axes is None or look.fact(0).kind != "rows" or look.fact(0).axis in axes:
+    axes = _axes(look)
+    if look.fact(0).axis in axes:
         return None
     return look.own_first(rows(_axis_after(look, axes, False)))
 
 
-@rule("Cumsum", "Cumprod", "CumulativeLogsumexp")
+@rule_of_rows("Cumsum", "Cumprod", "CumulativeLogsumexp")
 def running(look: Look) -> Each | None:
     """Accumulates along another axis than the rows' axis."""
-    axes = _summed_axes(look)
-    if axes is None or look.fact(0).kind != "rows" or look.fact(0).axis in axes:
+    axes = look.const(1)
+    if axes is None or look.fact(0).axis in kept_axes(look.dims(0), axes):
         return None
     return look.own_first()
 
 
-@rule("L2Loss")
+@rule_of_rows("L2Loss")
 def squares(look: Look) -> Each | None:
     """Sums squares over all axes."""
-    return look.own_first(PART) if look.fact(0).kind == "rows" else None
+    return look.own_first(PART)
 
 
 @rule("MatMul")
@@ -165,22 +175,17 @@ def matrix_product(look: Look) -> Each | None:
 def batch_matrix_product(look: Look) -> Each | None:
     """Multiplies matrices along the last two axes. Other axes of size 1 have no label of rows."""
     out = look.out()
-    if out is None or len(out) > 10:
-        return None
-    leading = "abcdefgh"[: len(out) - 2]
+    leading = list(range(len(out) - 2))
 
-    def term(i: int, inner: str) -> str:
-        dims = look.dims(i) or ()
-        labels = leading[len(out) - len(dims) :]
-        alone = [
-            "ABCDEFGH"[k] if dims[k] != out[k + len(out) - len(dims)] else x
-            for k, x in enumerate(labels)
-        ]
-        return "".join(alone) + inner
+    def term(i: int, inner: str) -> list[Any]:
+        dims = look.dims(i)
+        axes = leading[len(out) - len(dims) :]
+        alone = [axis if dims[k] == out[axis] else ("one", i, axis) for k, axis in enumerate(axes)]
+        return [*alone, *inner]
 
     left = term(0, "yx" if look.attr("adj_x") else "xy")
     right = term(1, "zy" if look.attr("adj_y") else "yz")
-    return contract(look, [left, right], leading + "xz")
+    return contract(look, [left, right], [*leading, "x", "z"])
 
 
 @rule("Einsum")
@@ -193,15 +198,13 @@ def einsum(look: Look) -> Each | None:
     return contract(look, left.split(","), result)
 
 
-@rule("UnsortedSegmentSum")
+@rule_of_rows("UnsortedSegmentSum")
 def segments(look: Look) -> Each | None:
     """Sums rows to segments that are numbered, as the gradient of a lookup does."""
-    ids = look.dims(1)
-    if look.fact(0).kind != "rows" or look.fact(0).axis != 0 or ids is None or len(ids) != 1:
+    axis = look.fact(0).axis
+    if axis >= len(look.dims(1)):
         return None
-    if look.dims(0) is None or look.dims(0)[0] != ids[0] or look.fact(2) != ONCE:
-        return None
-    return look.each([rows_of(0), rows_of(0), WHOLE], PART)
+    return look.each([OWN, rows_of(axis), WHOLE], PART)
 
 
 # Operations on the last axes of each row, with the number of these axes.
@@ -213,11 +216,8 @@ _INNER = {
 }  # fmt: skip
 
 
-@rule(*_INNER)
+@rule_of_rows(*_INNER)
 def inner_axes(look: Look) -> Each | None:
     """Computes from the last axes of each row."""
-    dims = look.dims(0)
-    if look.fact(0).kind != "rows" or dims is None or any(f != ONCE for f in look.facts()[1:]):
-        return None
-    is_before = look.fact(0).axis < len(dims) - _INNER[look.type]
-    return look.own_first() if is_before and is_rows(dims[look.fact(0).axis]) else None
+    is_before = look.fact(0).axis < len(look.dims(0)) - _INNER[look.type]
+    return look.own_first() if is_before else None

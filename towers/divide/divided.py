@@ -60,7 +60,8 @@ class Divided:
         forced: set[str] = set()
         while True:
             self._given = [
-                new_op("Placeholder", tensor.op, [], [tensor]).outputs[0] for tensor in self._graph.inputs
+                new_op("Placeholder", tensor.op, [], [tensor]).outputs[0]
+                for tensor in self._graph.inputs
             ]
             arguments = {id(t): v for t, v in zip(self._graph.inputs, self._given, strict=True)}
             ops, self.outputs = flatten(self._graph, arguments)

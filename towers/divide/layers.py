@@ -4,61 +4,50 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, rows, rows_of, shape_of
-from towers.divide.probes import is_rows, rows_each
-from towers.divide.rule import Look, rule
-
-FIRST = rows(0)
+from towers.divide.facts import OWN, PART, WHOLE, Each, shape_of
+from towers.divide.probes import rows_each
+from towers.divide.rule import FIRST, Look, batches, rule, rule_of_rows
 
 
 @rule("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D")
 def convolution(look: Look) -> Each | None:
     """Convolves each row with the same filters."""
-    return look.own_first() if look.facts() == [FIRST, ONCE] else None
+    return batches(look, [0])
 
 
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput")
 def transposed_convolution(look: Look) -> Each | None:
     """Convolves each row's gradient; the first input is the shape of the result."""
-    if not look.is_size(0) or look.facts()[1:] != [ONCE, FIRST]:
-        return None
-    return look.each([shape_of(0), WHOLE, OWN], FIRST)
+    return look.each([shape_of(0), WHOLE, OWN], FIRST) if look.fact(2) == FIRST else None
 
 
 @rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
 def filter_gradient(look: Look) -> Each | None:
     """Sums the gradient of the filters over the rows; the second input is their shape."""
-    if look.facts() != [FIRST, ONCE, FIRST]:
-        return None
-    return look.each([OWN, WHOLE, OWN], PART)
+    return batches(look, [0, 2], PART)
 
 
 @rule("Dilation2DBackpropInput")
 def dilation_gradient(look: Look) -> Each | None:
     """Computes each row's gradient."""
-    return look.each([OWN, WHOLE, OWN], FIRST) if look.facts() == [FIRST, ONCE, FIRST] else None
+    return batches(look, [0, 2])
 
 
-@rule("BiasAdd")
+@rule_of_rows("BiasAdd")
 def bias(look: Look) -> Each | None:
     """Adds a vector along the axis of the channels."""
-    facts, out = look.facts(), look.out()
-    if facts[0].kind != "rows" or facts[1] != ONCE or out is None:
-        return None
-    channels = 1 if look.attr("data_format") == "NCHW" else len(out) - 1
-    return None if facts[0].axis == channels else look.own_first()
+    return None if look.fact(0).axis == _channels(look) else look.own_first()
 
 
-@rule("BiasAddGrad")
+@rule_of_rows("BiasAddGrad", is_linear=True)
 def bias_gradient(look: Look) -> Each | None:
     """Sums over all axes but the channels' axis."""
-    fact, dims = look.fact(0), look.dims(0)
-    if fact == PART:
-        return look.linear()
-    if fact.kind != "rows" or dims is None:
-        return None
-    channels = 1 if look.attr("data_format") == "NCHW" else len(dims) - 1
-    return look.own_first(FIRST if fact.axis == channels else PART)
+    return look.own_first(FIRST if look.fact(0).axis == _channels(look) else PART)
+
+
+def _channels(look: Look) -> int:
+    """Returns the axis of the channels."""
+    return 1 if look.attr("data_format") == "NCHW" else len(look.dims(0)) - 1
 
 
 @rule("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "LRN",
@@ -67,58 +56,41 @@ def bias_gradient(look: Look) -> Each | None:
       "HSVToRGB", "RGBToHSV")  # fmt: skip
 def image(look: Look) -> Each | None:
     """Computes each image from one image; images lie along axis 0."""
-    is_whole = all(fact == ONCE for fact in look.facts()[1:])
-    if look.type in ("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D") and look.attr("ksize")[0] != 1:
-        return None
-    has_images = len(look.dims(0) or ()) > 3 or look.type in ("HSVToRGB", "RGBToHSV")
-    if look.fact(0) != FIRST or not is_whole or not has_images:
-        return None
-    return look.own_first()
+    if look.type == "AdjustContrastv2" and len(look.dims(0)) == 3:
+        return None  # one image
+    return batches(look, [0])
 
 
 @rule("MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradGrad", "MaxPool3DGradGrad")
 def pooling_gradient(look: Look) -> Each | None:
     """Computes each image's gradient."""
-    if look.attr("ksize")[0] != 1 or any(fact.kind != "rows" for fact in look.facts()):
-        return None
-    return look.each([rows_of(0)] * 3, FIRST) if look.facts() == [FIRST] * 3 else None
+    return batches(look, [0, 1, 2])
 
 
 @rule("AvgPoolGrad", "AvgPool3DGrad")
 def average_pooling_gradient(look: Look) -> Each | None:
     """Computes each image's gradient; the first input is the shape of the result."""
-    if not look.is_size(0) or look.fact(1) != FIRST or look.attr("ksize")[0] != 1:
-        return None
-    return look.each([shape_of(0), OWN], FIRST)
+    return look.each([shape_of(0), OWN], FIRST) if look.fact(1) == FIRST else None
 
 
 @rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ResizeNearestNeighborGrad")
 def resize_gradient(look: Look) -> Each | None:
-    """Computes each image's gradient."""
-    if look.fact(0) != FIRST:
-        return None
-    if look.type == "ResizeNearestNeighborGrad":
-        return look.own_first() if look.fact(1) == ONCE else None
-    return look.each([OWN, rows_of(0)], FIRST) if is_rows((look.dims(1) or [()])[0]) else None
+    """Computes each image's gradient; the second input has the images' size, or is it."""
+    return batches(look, [0] if look.type == "ResizeNearestNeighborGrad" else [0, 1])
 
 
 @rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
 def cross_entropy(look: Look) -> Each | None:
     """Computes each row's loss and its gradient."""
-    dims = [look.dims(0), look.dims(1)]
-    if FIRST not in look.facts() or PART in look.facts() or None in dims:
-        return None
-    if dims[0][0] != dims[1][0] or not is_rows(dims[0][0]):
-        return None
-    return look.each([rows_of(0)] * 2, FIRST)
+    if look.dims(0)[0] != look.dims(1)[0]:
+        return None  # labels are broadcast
+    return batches(look, [0, 1])
 
 
 @rule("InTopKV2")
 def in_top(look: Look) -> Each | None:
     """Says for each row whether its label is among the largest."""
-    if look.facts() != [FIRST, FIRST, ONCE]:
-        return None
-    return look.each([OWN, OWN, WHOLE], FIRST)
+    return batches(look, [0, 1])
 
 
 @rule("StatelessRandomUniformV2", "StatelessRandomNormalV2", "StatelessRandomUniformFullIntV2",
@@ -129,10 +101,9 @@ def noise(look: Look) -> Each | None:
     Philox makes 128 random bits for each step of its counter: four numbers of up to 32 bits, or two
     of 64. A tower advances the counter by what the rows before its own need.
     """
-    axis, out = look.only_rows_axis(), look.out()
-    if axis != 0 or not look.is_size(0) or any(f != ONCE for f in look.facts()[1:]):
+    if look.only_rows_axis() != 0:
         return None
-    count, numbers = rows_each(out[0]), 2 if look.outputs[0].dtype.size == 8 else 4
+    count, numbers = rows_each(look.out()[0]), 2 if look.outputs[0].dtype.size == 8 else 4
     if count is None:
         return None
 

@@ -1,5 +1,6 @@
 """Holds what rules share: the table, the operation as rules see it, and common answers."""
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Fact, Need, 
 from towers.divide.probes import Dim, Probes, is_fixed, is_rows
 
 Dims = Sequence[Dim]
+FIRST = rows(0)
 
 
 class Look:
@@ -38,11 +40,11 @@ class Look:
         return self.inputs[i].fact == SIZE
 
     def dims(self, i: int) -> Any:
-        """Returns the sizes of an input's axes, or None if they are not known."""
+        """Returns the sizes of an input's axes. Rules in `RULES` see known ones; else it is None."""
         return self.probes.dims(self.inputs[i])
 
     def out(self, i: int = 0) -> Any:
-        """Returns the sizes of an output's axes, or None if they are not known."""
+        """Returns the sizes of an output's axes. Rules in `RULES` see known ones, as in `dims`."""
         return self.probes.dims(self.outputs[i])
 
     def const(self, i: int) -> Any:
@@ -55,27 +57,30 @@ class Look:
 
     # Answers of rules.
 
-    def each(self, needs: Sequence[Need], *facts: Fact, **more: Any) -> Each:
-        """Answers that the operation runs in every tower. One fact serves all outputs."""
+    def each(self, needs: Sequence[Need], *facts: Fact, **more: Any) -> Each | None:
+        """Answers that the operation runs in every tower. One fact serves all outputs.
+
+        A tower's shape must follow from shapes; None: it does not.
+        """
         assert len(needs) == len(self.inputs)
+        if any(need.kind == "shape" and not self.is_size(i) for i, need in enumerate(needs)):
+            return None
         found = list(facts) if len(facts) > 1 else [facts[0]] * len(self.outputs)
         return Each(list(zip(self.inputs, needs, strict=True)), found, **more)
 
-    def own_first(self, fact: Fact | None = None, **more: Any) -> Each:
+    def own_first(self, fact: Fact | None = None, **more: Any) -> Each | None:
         """Answers that towers use their own first input and whole other inputs."""
         others = [WHOLE] * (len(self.inputs) - 1)
         return self.each([OWN, *others], fact or self.fact(0), **more)
 
     def linear(self) -> Each | None:
-        """Answers that parts of the first input make parts of the result, if others are whole."""
-        others_whole = all(f == ONCE for f in self.facts()[1:])
-        return self.own_first(PART) if self.fact(0) == PART and others_whole else None
+        """Answers that parts of the first input make parts of the result. Integers are rounded."""
+        dtype = self.outputs[0].dtype
+        return self.own_first(PART) if dtype.is_floating or dtype.is_complex else None
 
     def only_rows_axis(self) -> int | None:
         """Returns the axis of the first output that counts rows, if just one depends on them."""
         dims = self.out()
-        if dims is None:
-            return None
         found = [axis for axis, dim in enumerate(dims) if not is_fixed(dim)]
         return found[0] if len(found) == 1 and is_rows(dims[found[0]]) else None
 
@@ -96,33 +101,56 @@ def rule(*types: str) -> Callable[[Rule], Rule]:
     return add
 
 
-def align(look: Look, indices: Sequence[int], result: int = 0) -> Each | None:
+def rule_of_rows(*types: str, is_linear: bool = False) -> Callable[[Rule], Rule]:
+    """Adds a rule that answers only if the first input has rows.
+
+    is_linear: whether parts of the first input make parts of the result.
+    """
+
+    def add(function: Rule) -> Rule:
+        @functools.wraps(function)
+        def answer(look: Look) -> Each | None:
+            if look.fact(0) == PART and is_linear:
+                return look.linear()
+            return function(look) if look.fact(0).kind == "rows" else None
+
+        return rule(*types)(answer)
+
+    return add
+
+
+def align(look: Look, result: int = 0) -> Each | None:
     """Answers for inputs that are broadcast with each other, as in x + y.
 
     The rows of one input become the rows of the result. Other inputs with as many rows along that
     axis give theirs; inputs without that axis are whole. Parts are added up before.
     """
-    out = look.out(result)
-    dims = {i: look.dims(i) for i in indices}
-    if out is None or any(found is None for found in dims.values()):
-        return None
-    first = next((i for i in indices if look.fact(i).kind == "rows"), None)
+    out, facts = look.out(result), look.facts()
+    first = next((i for i, fact in enumerate(facts) if fact.kind == "rows"), None)
     if first is None:
         return None
-    axis = look.fact(first).axis + len(out) - len(dims[first])
-    if out[axis] != dims[first][look.fact(first).axis]:
-        return None
-    needs = [WHOLE] * len(look.inputs)
-    for i in indices:
-        own = axis - (len(out) - len(dims[i]))
-        if own >= 0 and dims[i][own] == out[axis]:
-            needs[i] = rows_of(own)
-        elif own >= 0 and set(dims[i][own]) != {1}:
-            return None
+    axis = facts[first].axis + len(out) - len(look.dims(first))
+    needs = []
+    for i in range(len(facts)):
+        dims = look.dims(i)
+        own = axis - (len(out) - len(dims))
+        has_rows = own >= 0 and dims[own] == out[axis]
+        needs.append(rows_of(own) if has_rows else WHOLE)
     return look.each(needs, rows(axis))
 
 
-def contract(look: Look, terms: Sequence[str], result: str) -> Each | None:
+def batches(look: Look, indices: Sequence[int], fact: Fact = FIRST) -> Each | None:
+    """Answers for inputs that all have the rows of the batch along axis 0, if one of them has.
+
+    Other inputs are whole.
+    """
+    facts = look.facts()
+    if all(facts[i] != FIRST for i in indices):
+        return None
+    return look.each([rows_of(0) if i in indices else WHOLE for i in range(len(facts))], fact)
+
+
+def contract(look: Look, terms: Sequence[Sequence[Any]], result: Sequence[Any]) -> Each | None:
     """Answers for a product of tensors, given the labels of their axes, as in Einsum.
 
     A label in the result keeps its rows; a label that is summed over makes parts. A tensor with
@@ -131,17 +159,13 @@ def contract(look: Look, terms: Sequence[str], result: str) -> Each | None:
     facts = look.facts()
     if facts.count(PART) == 1 and facts.count(ONCE) == len(facts) - 1:
         return look.each([OWN if f == PART else WHOLE for f in facts], PART)
-    dims = [look.dims(i) for i in range(len(terms))]
     first = next((i for i, f in enumerate(facts) if f.kind == "rows"), None)
-    if first is None or any(found is None for found in dims):
+    if first is None:
         return None
     label = terms[first][facts[first].axis]
-    size = dims[first][facts[first].axis]
-    needs = []
-    for term, found in zip(terms, dims, strict=True):
-        if term.count(label) > 1 or label in term and found[term.index(label)] != size:
-            return None
-        needs.append(rows_of(term.index(label)) if label in term else WHOLE)
+    if any(term.count(label) > 1 for term in terms):
+        return None  # a diagonal
+    needs = [rows_of(term.index(label)) if label in term else WHOLE for term in terms]
     return look.each(needs, rows(result.index(label)) if label in result else PART)
 
 
