@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.divide.analysis import Analysis
 from towers.divide.context import reads, roots
 from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
-from towers.divide.flat import flatten, live, new_op
+from towers.divide.flat import flatten, live, merged, new_op
 from towers.divide.meetings import Meeting
 from towers.divide.phases import phases_of
 from towers.divide.stages import Run, Stage
@@ -64,7 +64,7 @@ class Divided:
                 for tensor in self._graph.inputs
             ]
             arguments = {id(t): v for t, v in zip(self._graph.inputs, self._given, strict=True)}
-            ops, self.outputs = flatten(self._graph, arguments)
+            ops, self.outputs = merged(*flatten(self._graph, arguments))
             analysis = Analysis(forced)
             for i, value in enumerate(self._given):
                 if i in self._rows:

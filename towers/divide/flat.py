@@ -1,7 +1,8 @@
 """Flattens a traced step: a list of operations, in which called functions are put in place."""
 
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -144,3 +145,43 @@ def live(ops: Sequence[Op], outputs: Iterable[Value]) -> list[Op]:
             kept.append(op)
             wanted.update(id(value) for value in op.inputs)
     return kept[::-1]
+
+
+def merged(ops: Iterable[Op], outputs: Sequence[Value]) -> tuple[list[Op], list[Value]]:
+    """Leaves out operations that repeat others, as optimizers do for each parameter.
+
+    A variable is read again after each change. What reads an Identity stays apart: layers that are
+    recomputed for their gradient have one.
+    """
+    first: dict[Hashable, Op] = {}
+    same: dict[Value, Value] = {}
+    changes: Counter[Value] = Counter()
+    kept = []
+    for op in ops:
+        op.inputs = [same.get(value, value) for value in op.inputs]
+        states = [value for value in op.inputs if value.dtype == tf.resource]
+        if has_effects(op):
+            changes.update(states)
+        key = None if _is_apart(op) else (_kind(op), *op.inputs, *(changes[v] for v in states))
+        if key is None or first.setdefault(key, op) is op:
+            kept.append(op)
+        else:
+            same.update(zip(op.outputs, first[key].outputs, strict=True))
+    return kept, [same.get(value, value) for value in outputs]
+
+
+def _is_apart(op: Op) -> bool:
+    """Returns whether an operation may not stand for another one."""
+    is_read = op.type == "ReadVariableOp"
+    is_list = any(value.dtype == tf.variant for value in op.outputs)
+    return op.is_stateful and not is_read or is_list or op.type == "Identity"
+
+
+def _kind(op: Op) -> Hashable:
+    """Returns what equal operations have in common, but for their inputs."""
+    attributes = op.source.node_def.attr
+    return op.type, *(
+        (name, attributes[name].SerializeToString())
+        for name in sorted(attributes)
+        if not name.startswith("_")
+    )

@@ -23,13 +23,14 @@ _COMPILED = frozenset("""Abs Add AddN AddV2 All Any AssignAddVariableOp AssignSu
     Neg NoOp NotEqual OnesLike Pack Placeholder Pow PreventGradient Prod ReadVariableOp RealDiv
     Reciprocal Reshape Round Rsqrt Select SelectV2 Sign Sin Split Sqrt Square SquaredDifference
     Squeeze StopGradient StridedSlice Sub Sum Tanh Transpose Unpack ZerosLike""".split())
-_WORTH_COMPILING = 64  # operations
+_LARGE = 4096  # elements; what is smaller takes little time, and compiling it takes as much as any
 
 
 class Meeting:
     """Computes on whole values, on the parameter device.
 
-    The update, with what remains of the additions, is one program, which XLA compiles.
+    The update of large parameters, with what remains of the additions, is one program, which XLA
+    compiles.
     """
 
     def __init__(self, ops: Sequence[Op], read_after: Collection[Value]) -> None:
@@ -85,15 +86,20 @@ def _parts(ops: Sequence[Op]) -> tuple[list[Op], list[Op], list[Op]]:
         awaited = [place.get(o) for o in (*before_of[op], *(value.op for value in op.inputs))]
         if any(found is after for found in awaited):
             place[op] = after
-        elif _compiles(op):
-            place[op] = program
         else:
-            place[op] = after if any(found is program for found in awaited) else before
+            is_behind = any(found is program for found in awaited)
+            if (is_behind or _is_large(op)) and _compiles(op):
+                place[op] = program
+            else:
+                place[op] = after if is_behind else before
         place[op].append(op)
     is_update = any(op.type in _ASSIGNMENTS for op in program)
-    return (before, program, after) if is_update and len(program) >= _WORTH_COMPILING else (
-        list(ops), [], []
-    )  # fmt: skip
+    return (before, program, after) if is_update else (list(ops), [], [])
+
+
+def _is_large(op: Op) -> bool:
+    """Returns whether an operation reads or makes a large tensor."""
+    return any((v.shape.num_elements() or 0) >= _LARGE for v in (*op.inputs, *op.outputs))
 
 
 def _compiles(op: Op) -> bool:
