@@ -10,9 +10,6 @@ from towers.divide.facts import ONCE, OWN, PART, WHOLE, Need, Op, Value
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Tree, add_tree, partial_sums
 
-_WORTH_A_CALL = 60  # operations; a call of fewer takes longer than they do
-
-
 class Run:
     """Holds the values of one call: whole values, and each tower's values."""
 
@@ -119,7 +116,7 @@ class Stage:
     def call(self, run: Run) -> None:
         """Computes the results of each tower, on its device."""
         given = [run.values_for(value, need) for value, need in self._inputs]
-        compute = self._compute if len(self._ops) < _WORTH_A_CALL else self._function()
+        compute = self._function()
         for t, (place, device) in enumerate(zip(run.places, run.devices, strict=True)):
             with tf.name_scope(f"tower_{t}"), tf.device(device):
                 results = compute(place, [values[t] for values in given])
