@@ -17,6 +17,7 @@ from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
 from towers.divide.flat import flatten, live, new_op
 from towers.divide.meetings import Meeting
 from towers.divide.phases import phases_of
+from towers.divide.products import multiply_sums
 from towers.divide.stages import Run, Stage
 
 _END = -2  # stands for the phase in which the results are read
@@ -75,6 +76,7 @@ class Divided:
             self.ops = analysis.place(live(ops, self.outputs))
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
+                multiply_sums(self.ops)
                 return
             forced |= needed
 
