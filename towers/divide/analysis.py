@@ -95,7 +95,9 @@ class Analysis:
             return False  # noise has a shape, but follows from more
         elif op.type == "Const" or op.inputs and all(v.op in self._sizes for v in op.inputs):
             self._sizes[op] = any(self._sizes[value.op] for value in op.inputs)
-        if not self._sizes.get(op) or op.outputs[0].dtype.is_floating or op.type in SHAPES:
+        if not op.outputs or not self._sizes.get(op) or op.type in SHAPES:
+            return False
+        if op.outputs[0].dtype.is_floating:
             return False
         is_cut = op.type in _EXACT and op.inputs[0].dtype.is_floating
         return is_cut or op.type not in _EXACT and op.type not in _MAKE_ROWS
