@@ -105,9 +105,9 @@ class Divided:
         return self._whole_outputs(run), parts, run.counts
 
     def changed_inputs(self, apart: Collection[tf.Operation] = ()) -> list[int]:
-        """Returns which of the graph's captured inputs operations change, but those of `apart`.
+        """Returns the indices, in `external_captures` of the graph, of what operations change.
 
-        The indices are those of the graph's `external_captures`.
+        apart: operations that do not count.
         """
         left_out = set(map(id, apart))
         changing = [op for op in self.ops if has_effects(op) and id(op.source) not in left_out]

@@ -41,7 +41,7 @@ class DividedStep:
             tower_devices: the device of each tower.
             parameter_device: the device of the variables, where whole values are.
             policy: how devices are used.
-            cluster: the workers. Default: those that the environment names.
+            cluster: the workers. Default: the workers that the environment names.
 
         Raises:
             ValueError: this process is one of several workers.
@@ -118,9 +118,9 @@ class DividedStep:
         return [RawVariable(v) for v in self.variables if id(v) not in known]
 
     def assigned(self, data: Any, apart: Collection[tf.Operation] = ()) -> list[tf.Variable]:
-        """Returns the variables that operations of the step assign, but those of `apart`.
+        """Returns the variables that operations of the step assign.
 
-        data: a global batch, or its TensorSpecs.
+        data: a global batch, or its TensorSpecs. apart: operations that do not count.
         """
         graph, divided = self.prepare(data)
         changed = [graph.external_captures[i] for i in divided.changed_inputs(apart)]

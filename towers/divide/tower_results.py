@@ -17,8 +17,8 @@ def towers_finite(
 ) -> tf.Tensor:  # fmt: skip
     """Returns [T, 1 + V] bool: whether a tower's part of the loss and of each gradient is finite.
 
-    What was computed once counts for tower 0. gradients, parts: of `plain_gradients`. devices: the
-    towers'.
+    Tower 0 stands for a value that was computed once. gradients: from `plain_gradients`, with their
+    parts. devices: the device of each tower.
     """
     losses = [loss, *[tf.zeros_like(loss)] * (len(devices) - 1)]
     if loss_parts is not None:
@@ -41,7 +41,7 @@ def measure_noise(
 ) -> None:  # fmt: skip
     """Updates the noise scale with the gradients that towers have parts of.
 
-    gradients, parts: of `plain_gradients`. sizes: [T] numbers of rows.
+    gradients: from `plain_gradients`, with their parts. sizes: [T] numbers of rows.
 
     Raises ValueError if there are none.
     """

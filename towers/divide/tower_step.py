@@ -3,7 +3,7 @@
     global batch -> Keras' own train_step, traced -> divided.py -> logs
                       loss, gradients -> watched_update.py -> optimizer, once
 
-The model's class may have a compute_loss or compute_metrics of its own.
+A custom compute_loss or compute_metrics of the model's class is traced with it.
 """
 
 import functools

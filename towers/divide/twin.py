@@ -1,4 +1,4 @@
-"""Makes a twin of a model: the same layers and variables, trained by a recipe of its own.
+"""Makes a twin of a model, with the same layers and variables, and another optimizer and loss.
 
 Keras' own train_step, test_step and predict_step of the twin are traced, or its class's.
 """
