@@ -331,13 +331,15 @@ def test_the_noise_scale_of_slices_is_that_of_their_dense_gradients(monkeypatch)
     assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-5)
 
 
-def test_the_noise_scale_changes_no_bit_of_the_weights(monkeypatch):
+@pytest.mark.parametrize("build, data", [(masked, tokens), (dense, numbers)])
+def test_the_noise_scale_changes_no_bit_of_the_weights(build, data, monkeypatch):
+    """XLA compiles these updates, together with the gradient of a regularizer."""
     monkeypatch.setattr(noise_scale, "EVERY", 2)
     monkeypatch.setattr(noise_scale, "FIRST", 2)
-    steps = [make_step(masked(), "adam", noise_scale=measures) for measures in (False, True)]
+    steps = [make_step(build(), "adam", noise_scale=measures) for measures in (False, True)]
     for step in steps:
         for seed in range(5):
-            logs = step.train_batch(*tokens(11, seed))
+            logs = step.train_batch(*data(11, seed))
     assert float(logs["noise_scale"]) > 0
     weights = [b"".join(v.numpy().tobytes() for v in step.model.weights) for step in steps]
     assert weights[0] == weights[1]

@@ -16,7 +16,7 @@ from towers.divide.context import reads, roots
 from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, new_op
 from towers.divide.meetings import Meeting
-from towers.divide.parts import Parts, parts_of
+from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import phases_of
 from towers.divide.products import multiply_sums
 from towers.divide.stages import Run, Stage
@@ -30,6 +30,7 @@ class Divided:
     def __init__(
         self, graph: Any, row_inputs: Collection[int], devices: Sequence[str], *,
         parameter_device: str = "/cpu:0", add_on_devices: bool = False,
+        gives_parts: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -38,6 +39,7 @@ class Divided:
             devices: the device of each tower.
             parameter_device: where whole values are.
             add_on_devices: whether towers' devices add what they can.
+            gives_parts: whether `with_parts` will be called.
         """
         self._graph, self._devices, self._home = graph, devices, parameter_device
         self._adds_on_devices = add_on_devices
@@ -50,7 +52,10 @@ class Divided:
                 for value, _ in reads(op):
                     read_in[value].add(phase)
         self._results = list(map(_before_identity, self.outputs))
-        for value in self._results:
+        read_at_end = list(self._results)
+        if gives_parts:
+            read_at_end += [leaf for value in self.outputs for leaf in leaves(value)]
+        for value in read_at_end:
             for source in roots(value) if value.fact == SIZE else [value]:
                 read_in[source].add(_END)
         self._phases: list[Stage | Meeting] = []

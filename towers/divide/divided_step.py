@@ -33,7 +33,7 @@ class DividedStep:
 
     def __init__(
         self, step: Callable[[Any], Any], tower_devices: Sequence[str], *, parameter_device: str,
-        policy: Policy, cluster: Workers | None = None,
+        policy: Policy, cluster: Workers | None = None, gives_parts: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -42,6 +42,7 @@ class DividedStep:
             parameter_device: the device of the variables, where whole values are.
             policy: how devices are used.
             cluster: the workers. Default: the workers that the environment names.
+            gives_parts: whether `with_parts` will be called.
 
         Raises:
             ValueError: this process is one of several workers.
@@ -49,7 +50,7 @@ class DividedStep:
         self._cluster = join_workers() if cluster is None else cluster
         check_divisible(**{"several workers": self._cluster.num_workers > 1})
         self._step, self._policy, self._devices = step, policy, tower_devices
-        self._parameter_device = parameter_device
+        self._parameter_device, self._gives_parts = parameter_device, gives_parts
         devices_lib.set_graph_optimizer(policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
 
@@ -75,7 +76,7 @@ class DividedStep:
             graph = traced_graph(step, flat)
         divided = Divided(
             graph, _row_inputs(specs), self._devices, parameter_device=self._parameter_device,
-            add_on_devices=self._policy.add_on_devices,
+            add_on_devices=self._policy.add_on_devices, gives_parts=self._gives_parts,
         )  # fmt: skip
         return graph, divided
 

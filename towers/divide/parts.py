@@ -73,6 +73,20 @@ def parts_of(
     return None if _follows_from_rows(value) else Parts(False, same(value))
 
 
+def leaves(value: Value) -> list[Value]:
+    """Returns the values of the trace that `parts_of` reads."""
+    op = value.op
+    if value.fact in (PART, rows(0)) or not _follows_from_rows(value):
+        return [value]
+    if op.type == "IdentityN":
+        return leaves(op.inputs[value.index])
+    if op.type in _JOINED:
+        return [leaf for each in op.inputs for leaf in leaves(each)]
+    if op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
+        return [*leaves(op.inputs[0]), *op.inputs[1:]]
+    return [op.inputs[0], *leaves(op.inputs[1])] if op.type == "Mul" else []
+
+
 def _follows_from_rows(value: Value) -> bool:
     """Returns whether a value is computed from rows of the batch, and not from sizes alone."""
     stack, seen = [value], set()

@@ -133,6 +133,7 @@ class TowerStep:
             name: DividedStep(
                 step, self.tower_devices, parameter_device=self.parameter_device,
                 policy=self.policy, cluster=self.cluster,
+                gives_parts=name == "gradients" or name == "train" and noise_scale,
             )
             for name, step in {
                 "train": self._keras_train, "gradients": self._keras_gradients,
