@@ -26,7 +26,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "HangTimeout": "towers.parallel.fit_options", "NoiseScale": "towers.parallel.fit_options",
-    "Resume": "towers.resume.resume", "TowerStep": "towers.step",
+    "Resume": "towers.resume.resume", "TowerStep": "towers.divide.chosen",
     "TrainConfig": "towers.app.config", "datasets": "towers.datasets",
     "digest": "towers.step.state", "gather": "towers.step.gathering",
     "join_workers": "towers.workers.workers", "logical_cpus": "towers.machine.logical",

@@ -344,6 +344,14 @@ def test_metric_direction():
     assert directions == ["up", "up", "down", None]
 
 
+def test_forget_recipe():
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse", metrics=["mae"])
+    loss_internals.forget_recipe(model)
+    model.compile("sgd")
+    assert loss_internals.compile_arguments(model) == (None,) * 4
+
+
 def test_loss_tracker():
     class Other(keras.Sequential):
         metrics = [keras.metrics.Mean(name="other")]

@@ -95,7 +95,7 @@ class Analysis:
             return False  # noise has a shape, but follows from more
         elif op.type == "Const" or op.inputs and all(v.op in self._sizes for v in op.inputs):
             self._sizes[op] = any(self._sizes[value.op] for value in op.inputs)
-        if not self._sizes.get(op) or op.type in SHAPES or not op.outputs:
+        if not op.outputs or not self._sizes.get(op) or op.type in SHAPES:
             return False
         if op.outputs[0].dtype.is_floating:
             return False

@@ -1,8 +1,8 @@
 """Runs one traced step, divided among towers.
 
-    the trace of the whole batch  -->  analysis: in towers, or once?
-                                  -->  phases: stages of the towers, and meetings between them
-    a global batch                -->  each phase in its turn
+the trace of the whole batch  -->  analysis: in towers, or once?
+                              -->  phases: stages of the towers, and meetings between them
+a global batch                -->  each phase in its turn
 """
 
 from collections import defaultdict
@@ -14,9 +14,11 @@ import tensorflow as tf
 from towers.divide.analysis import Analysis
 from towers.divide.context import reads, roots
 from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
-from towers.divide.flat import flatten, live, merged, new_op
+from towers.divide.flat import flatten, has_effects, live, merged, new_op
 from towers.divide.meetings import Meeting
+from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import phases_of
+from towers.divide.products import multiply_sums
 from towers.divide.stages import Run, Stage
 
 _END = -2  # stands for the phase in which the results are read
@@ -28,6 +30,7 @@ class Divided:
     def __init__(
         self, graph: Any, row_inputs: Collection[int], devices: Sequence[str], *,
         parameter_device: str = "/cpu:0", add_on_devices: bool = False,
+        gives_parts: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -36,6 +39,7 @@ class Divided:
             devices: the device of each tower.
             parameter_device: where whole values are.
             add_on_devices: whether towers' devices add what they can.
+            gives_parts: whether `with_parts` will be called.
         """
         self._graph, self._devices, self._home = graph, devices, parameter_device
         self._adds_on_devices = add_on_devices
@@ -47,7 +51,11 @@ class Divided:
             for op in ops:
                 for value, _ in reads(op):
                     read_in[value].add(phase)
-        for value in self.outputs:
+        self._results = list(map(_before_identity, self.outputs))
+        read_at_end = list(self._results)
+        if gives_parts:
+            read_at_end += [leaf for value in self.outputs for leaf in leaves(value)]
+        for value in read_at_end:
             for source in roots(value) if value.fact == SIZE else [value]:
                 read_in[source].add(_END)
         self._phases: list[Stage | Meeting] = []
@@ -75,6 +83,7 @@ class Divided:
             self.ops = analysis.place(live(ops, self.outputs))
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
+                multiply_sums(self.ops)
                 return
             forced |= needed
 
@@ -85,6 +94,34 @@ class Divided:
 
     def __call__(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Runs the step within the caller's tf.function; returns the function's flat outputs."""
+        return self._whole_outputs(self._computed(arguments))
+
+    def with_parts(
+        self, *arguments: tf.Tensor
+    ) -> tuple[list[tf.Tensor], list[Parts | None], tf.Tensor]:
+        """Runs the step; also returns what each tower adds to the outputs.
+
+        Returns (flat outputs, their `parts_of`, [T] numbers of rows).
+        """
+        run = self._computed(arguments)
+        shares = [tf.cast(count, tf.float64) / tf.cast(run.total, tf.float64)
+                  for count in tf.unstack(run.counts, len(self._devices))]  # fmt: skip
+        parts = [parts_of(value, run.real_parts, run.whole, shares) for value in self._results]
+        return self._whole_outputs(run), parts, run.counts
+
+    def changed_inputs(self, apart: Collection[tf.Operation] = ()) -> list[int]:
+        """Returns the indices, in `external_captures` of the graph, of what operations change.
+
+        apart: operations that do not count.
+        """
+        left_out = set(map(id, apart))
+        changing = [op for op in self.ops if has_effects(op) and id(op.source) not in left_out]
+        changed = {value for op in changing for value in op.inputs if value.dtype == tf.resource}
+        first = len(self._given) - len(self._graph.external_captures)
+        return [i for i, value in enumerate(self._given[first:]) if value in changed]
+
+    def _computed(self, arguments: Sequence[tf.Tensor]) -> Run:
+        """Runs all phases."""
         captured = self._graph.external_captures
         given = dict(zip(self._given, [*arguments, *captured], strict=True))
         with tf.device(self._home):
@@ -92,8 +129,16 @@ class Divided:
             run = Run(given, batch, self._devices, self._home, self._adds_on_devices)
         for phase in self._phases:
             phase.call(run)
+        return run
+
+    def _whole_outputs(self, run: Run) -> list[tf.Tensor]:
         with tf.device(self._home):
-            return [run.whole.read(value, WHOLE) for value in self.outputs]
+            return [run.whole.read(value, WHOLE) for value in self._results]
+
+
+def _before_identity(value: Value) -> Value:
+    """Returns the value of which a result of a function is a copy, so that towers meet once."""
+    return _before_identity(value.op.inputs[0]) if value.op.type == "Identity" else value
 
 
 def _is_divided(value: Value) -> bool:

@@ -1,57 +1,57 @@
-"""Traces a model's own step once, for batches of any size, and runs it divided among towers."""
+"""Traces a step of a whole batch once, for batches of any size, and runs it divided."""
 
 import functools
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from towers.divide.divided import Divided
+from towers.divide.switch import check_divisible
+from towers.divide.unchanged import unchanged
 from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import devices as devices_lib
-from towers.machine.devices import policy_of
+from towers.machine.devices import Policy
+from towers.machine.keras_internals import stored_value
 from towers.machine.tensorflow_internals import custom_gradients_forgotten, traced_graph
-from towers.step import checks, state as state_lib
+from towers.step import checks
 from towers.step.checks import checked_rows
+from towers.step.raw_variables import RawVariable
 from towers.step.structures import batch_specs, components, packed
-from towers.workers.workers import join_workers
+from towers.workers.workers import Workers, join_workers
 
 
-def is_switched_on() -> bool:
-    """Returns whether steps are divided, which TOWERS_DIVIDE=1 in the environment asks for."""
-    return os.environ.get("TOWERS_DIVIDE") == "1"
+def method_of(model: keras.Model, name: str) -> Callable[[Any], Any]:
+    """Returns a method of the model's class that takes a batch, such as "train_step"."""
+    method = getattr(model.__class__, name)
+    return functools.partial(getattr(method, "python_function", method), model)
 
 
 class DividedStep:
-    """Runs a model's train_step, test_step or predict_step, Keras' or its own, on towers."""
-
-    is_alone = False  # no tower can be run again by itself to find the first error
+    """Runs a step of a whole batch on towers, such as Keras' train_step or a custom one."""
 
     def __init__(
-        self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int
-    ) -> None:
+        self, step: Callable[[Any], Any], tower_devices: Sequence[str], *, parameter_device: str,
+        policy: Policy, cluster: Workers | None = None, gives_parts: bool = False,
+    ) -> None:  # fmt: skip
         """
         Args:
-            model: a Keras model.
-            name: the name of the method of the model's class, data -> logs or predictions.
-            devices: the names of the devices.
-            num_towers: the number of towers.
+            step: a function of one global batch that returns logs or predictions.
+            tower_devices: the device of each tower.
+            parameter_device: the device of the variables, where whole values are.
+            policy: how devices are used.
+            cluster: the workers. Default: the workers that the environment names.
+            gives_parts: whether `with_parts` will be called.
 
         Raises:
             ValueError: this process is one of several workers.
         """
-        self._cluster = join_workers()
-        if self._cluster.num_workers > 1:
-            raise ValueError("TOWERS_DIVIDE=1 works in one process: start one worker.")
-        method = getattr(model.__class__, name)
-        self._step = functools.partial(getattr(method, "python_function", method), model)
-        self._policy = policy_of(devices)
-        devices_lib.set_graph_optimizer(self._policy.optimize_graphs)
-        self._devices = devices_lib.place_towers(num_towers, devices)
-        self._parameter_device = state_lib.variables_device(model)
-        self._num_towers = num_towers
+        self._cluster = join_workers() if cluster is None else cluster
+        check_divisible(**{"several workers": self._cluster.num_workers > 1})
+        self._step, self._policy, self._devices = step, policy, tower_devices
+        self._parameter_device, self._gives_parts = parameter_device, gives_parts
+        devices_lib.set_graph_optimizer(policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
 
     def prepare(self, data: Any) -> tuple[Any, Divided]:
@@ -76,7 +76,7 @@ class DividedStep:
             graph = traced_graph(step, flat)
         divided = Divided(
             graph, _row_inputs(specs), self._devices, parameter_device=self._parameter_device,
-            add_on_devices=self._policy.add_on_devices,
+            add_on_devices=self._policy.add_on_devices, gives_parts=self._gives_parts,
         )  # fmt: skip
         return graph, divided
 
@@ -87,16 +87,45 @@ class DividedStep:
         raises ValueError.
         """
         graph, divided = self.prepare(data)
-        is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
-        with checked_rows(*(data if is_usual else [data])):
+        with _checked(data):
             outputs = divided(*components(data))
         return packed(graph.structured_outputs, iter(outputs))
+
+    def with_parts(self, data: Any) -> tuple[Any, Any, tf.Tensor]:
+        """Runs the step like a call; also returns what each tower adds to the results.
+
+        Returns (what the step returns, the same structure of `Parts` or None, [T] numbers of rows).
+        """
+        graph, divided = self.prepare(data)
+        with _checked(data):
+            outputs, parts, counts = divided.with_parts(*components(data))
+        structure = graph.structured_outputs
+        return packed(structure, iter(outputs)), packed(structure, iter(parts)), counts
+
+    def run_undivided(self, data: Any) -> None:
+        """Runs the step on one device, to raise its first error; changes no variable."""
+        with unchanged(self.assigned(data)), tf.device(self._parameter_device):
+            tf.function(self._step, autograph=False)(data)
 
     @property
     def variables(self) -> list[Any]:
         """Returns all variables that the step has used so far, each once."""
         found = [variable for graph, _ in self.traces.values() for variable in graph.variables]
         return list({id(variable): variable for variable in found}.values())
+
+    def unlisted(self, listed: Sequence[keras.Variable]) -> list[RawVariable]:
+        """Returns the variables of `variables` that are none of those listed."""
+        known = {id(stored_value(variable)) for variable in listed}
+        return [RawVariable(v) for v in self.variables if id(v) not in known]
+
+    def assigned(self, data: Any, apart: Collection[tf.Operation] = ()) -> list[tf.Variable]:
+        """Returns the variables that operations of the step assign.
+
+        data: a global batch, or its TensorSpecs. apart: operations that do not count.
+        """
+        graph, divided = self.prepare(data)
+        changed = [graph.external_captures[i] for i in divided.changed_inputs(apart)]
+        return [v for v in graph.variables if any(v.handle is handle for handle in changed)]
 
     @property
     def has_unsaved_noise(self) -> bool:
@@ -106,7 +135,14 @@ class DividedStep:
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or the step's variables."""
-        checks.check_agreement(self._cluster, self.variables, {"num_towers": self._num_towers})
+        settings = {"num_towers": len(self._devices)}
+        checks.check_agreement(self._cluster, self.variables, settings)
+
+
+def _checked(data: Any) -> Any:
+    """Returns a context in which a batch's parts must have equal numbers of rows."""
+    is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
+    return checked_rows(*(data if is_usual else [data]))
 
 
 def _row_inputs(specs: Any) -> list[int]:

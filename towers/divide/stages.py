@@ -9,6 +9,7 @@ from towers.divide.context import Context, Place, open_shape, reads
 from towers.divide.facts import ONCE, OWN, PART, WHOLE, Need, Op, Value
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Tree, add_tree, partial_sums
+from towers.step.structures import SPLIT
 
 class Run:
     """Holds the values of one call: whole values, and each tower's values."""
@@ -33,9 +34,10 @@ class Run:
         ]
         self.whole = Context(Place(total, tf.constant(0), total), self._meet)
         self.whole.values.update(given)
-        self._given, self._total = given, total
+        self._given, self.total, self.counts = given, total, counts
         self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
         self._met: dict[Value, Any] = {}
+        self._real_parts: dict[Value, list[Any]] = {}
         self._shards: dict[tuple[Value, int], list[Any]] = {}
 
     def _meet(self, value: Value, need: Need) -> Any:
@@ -49,29 +51,38 @@ class Run:
                 if value.fact == PART:
                     self._met[value] = add_tree(self.tree(value))[0]
                 else:
-                    parts = [self._real(t, value) for t in range(len(self.towers))]
-                    self._met[value] = tf.concat(parts, value.fact.axis)
+                    self._met[value] = tf.concat(self.real_parts(value), value.fact.axis)
         return self._met[value]
 
     def tree(self, value: Value) -> Tree:
         """Returns the additions of a value's parts that remain for the parameter device."""
         if value in self._met:
             return [self._met[value]]
-        parts = [[self._real(t, value)] for t in range(len(self.towers))]
         return partial_sums(
-            parts, self.devices, add_on_devices=self._adds_on_devices, parameter_device=self.home
+            [[part] for part in self.real_parts(value)],
+            self.devices,
+            add_on_devices=self._adds_on_devices,
+            parameter_device=self.home,
         )
+
+    def real_parts(self, value: Value) -> list[Any]:
+        """Returns what each tower adds to a value."""
+        if value not in self._real_parts:
+            towers = range(len(self.towers))
+            self._real_parts[value] = [self._real(t, value) for t in towers]
+        return self._real_parts[value]
 
     def _real(self, t: int, value: Value) -> Any:
         """Returns what a tower adds to a value: no rows, or zeros, if the tower has no rows."""
-        own = self.towers[t][value]
+        own = self.values_for(value, OWN)[t]
         if t == 0:  # it has a row of every batch
             return own
-        if value.fact == PART:
-            return tf.where(self._has_rows[t], own, tf.zeros_like(own))
-        shape = tf.shape(own)
-        is_kept = tf.one_hot(value.fact.axis, tf.size(shape), self._has_rows[t], True)
-        return tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
+        with tf.device(self.devices[t]):
+            if value.fact == PART:
+                return tf.where(self._has_rows[t], own, tf.zeros_like(own))
+            shape = tf.shape(own)
+            is_kept = tf.one_hot(value.fact.axis, tf.size(shape), self._has_rows[t], True)
+            return tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
 
     def values_for(self, value: Value, need: Need) -> list[Any]:
         """Returns, for each tower, a value as a stage reads it."""
@@ -81,17 +92,17 @@ class Run:
             return [self.whole.read(value, WHOLE)] * len(self.towers)
         axis = value.fact.axis if need == OWN else need.axis
         if (value, axis) not in self._shards:
-            with tf.device(self.home):
+            with tf.name_scope(f"{SPLIT}/"), tf.device(self.home):
                 self._shards[value, axis] = self._cut(self.whole.read(value, WHOLE), axis)
         return self._shards[value, axis]
 
     def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
         """Returns each tower's rows along an axis of a value of the batch."""
         shape = tf.shape(whole)
-        each = shape[axis] // self._total
+        each = shape[axis] // self.total
         at_axis = tf.one_hot(axis, tf.size(shape), True, False)
         with tf.control_dependencies([
-            tf.debugging.assert_equal(each * self._total, shape[axis], "rows of the batch")
+            tf.debugging.assert_equal(each * self.total, shape[axis], "rows of the batch")
         ]):  # fmt: skip
             shards = []
             for place in self.places:

@@ -141,3 +141,8 @@ def metric_direction(metric: keras.metrics.Metric | None) -> str | None:
 def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     """Returns the mean of a compiled model's loss, even if its class overrides `metrics`."""
     return keras.Model.metrics.fget(model)[0]
+
+
+def forget_recipe(model: keras.Model) -> None:
+    """Removes losses and metrics of an earlier `compile`, which a new one without them keeps."""
+    vars(model).update(_compile_loss=None, _compile_metrics=None)

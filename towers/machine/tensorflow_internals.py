@@ -106,7 +106,7 @@ def copied(
     inputs = [graph.capture(value) for value in inputs]
     copy = graph._create_op_internal(
         operation.type, inputs, [v.dtype for v in operation.outputs],
-        attrs={**kept, **(attributes or {})}, name=operation.name.split("/")[-1].lstrip("_"),
+        attrs={**kept, **(attributes or {})}, name=operation.name.lstrip("_"),
     )
     return list(copy.outputs)
 

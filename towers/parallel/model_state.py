@@ -10,7 +10,10 @@ import keras
 import tensorflow as tf
 
 from towers.custom_step import CustomStep
-from towers.divide.divided_step import DividedStep, is_switched_on
+from towers.divide import chosen
+from towers.divide.divided_step import DividedStep, method_of
+from towers.divide.switch import check_divisible, is_switched_on
+from towers.machine.devices import place_towers, policy_of
 from towers.machine.keras_internals import all_layers
 from towers.machine.user_lines import warn_user
 from towers.step import TowerStep, state as state_lib
@@ -21,6 +24,10 @@ from towers.step.xla import FullBatch
 from towers.workers.workers import Workers, join_workers
 
 STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
+_NO_NOISE_SCALE = (
+    "model {!r} has a custom train_step, calls towers.gather, or has a loss that is neither a mean "
+    "nor a sum over examples. Then no tower has a gradient: leave towers.NoiseScale() out."
+)
 _ABSENT = object()  # marks a missing attribute; None may be a value
 
 
@@ -137,6 +144,14 @@ def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
             jit_compile = bool(model.jit_compile) and towers.gpus_per_tower == 1
         with tf.init_scope():
             build(model, x)
+            if is_switched_on():
+                towers.step = chosen.TowerStep(
+                    model, devices=towers.devices, num_towers=towers.num_towers,
+                    batch_norm=towers.batch_norm, strategy=towers.strategy,
+                    gpus_per_tower=towers.gpus_per_tower, stages=towers.stages,
+                    own_rows=towers.own_rows, noise_scale=towers.noise_scale,
+                )
+                return towers.step
             loss, loss_weights = losses(model)
             metrics = BatchMetrics(model, state_lib.variables_device(model), adds_loss=False)
             towers.step = TowerStep(
@@ -156,14 +171,16 @@ def custom_step_of(
 ) -> CustomStep | DividedStep | None:
     """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step."""
     towers = towers_of(model)
+    has_own = overrides(model, f"{name}_step")
     if is_switched_on():
+        if towers.noise_scale and name == "train":
+            if has_own:
+                raise ValueError(_NO_NOISE_SCALE.format(model.name))
+            return None  # `TowerStep` measures it
         if name not in towers.custom_steps:
-            _check_divisible(towers)
-            towers.custom_steps[name] = DividedStep(
-                model, f"{name}_step", towers.devices, towers.num_towers
-            )
+            towers.custom_steps[name] = _divided_step(model, name)
         return towers.custom_steps[name]
-    if name not in towers.custom_steps and (gathers or overrides(model, f"{name}_step")):
+    if name not in towers.custom_steps and (gathers or has_own):
         if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
             raise ValueError(
                 f"model {model.name!r} needs the rows of all towers: it has a custom {name}_step, "
@@ -171,28 +188,22 @@ def custom_step_of(
                 "examples. Use strategy='parameter_server' and gpus_per_tower=1."
             )
         if towers.noise_scale and name == "train":
-            raise ValueError(
-                f"model {model.name!r} has a custom train_step, calls towers.gather, or has a loss "
-                "that is neither a mean nor a sum over examples. Then no tower has a gradient: "
-                "leave towers.NoiseScale() out."
-            )
+            raise ValueError(_NO_NOISE_SCALE.format(model.name))
         where = towers.devices, towers.num_towers, towers.batch_norm, towers.own_rows
         towers.custom_steps[name] = CustomStep(model, f"{name}_step", *where)
     return towers.custom_steps.get(name)
 
 
-def _check_divisible(towers: Towers) -> None:
-    """Raises ValueError for options that steps do not have with TOWERS_DIVIDE=1."""
-    options = {
+def _divided_step(model: keras.Model, name: str) -> DividedStep:
+    """Returns the runner of a step with TOWERS_DIVIDE=1, or raises ValueError for its options."""
+    towers = towers_of(model)
+    check_divisible(**{
         "batch_norm": towers.batch_norm in ("average", "tower0"),
         "strategy": towers.strategy != "parameter_server",
         "gpus_per_tower": towers.gpus_per_tower > 1,
-        "towers.NoiseScale": towers.noise_scale,
         "own_rows": towers.own_rows,
-    }
-    given = [option for option, is_given in options.items() if is_given]
-    if given:
-        raise ValueError(
-            f"TOWERS_DIVIDE=1 cannot be combined with {', '.join(given)} yet. Leave them out, or "
-            "unset TOWERS_DIVIDE."
-        )
+    })
+    return DividedStep(
+        method_of(model, f"{name}_step"), place_towers(towers.num_towers, towers.devices),
+        parameter_device=state_lib.variables_device(model), policy=policy_of(towers.devices),
+    )

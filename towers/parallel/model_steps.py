@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.divide.divided_step import DividedStep
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.machine import hang
 from towers.machine.user_lines import warn_user
@@ -105,7 +106,12 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
     """Runs the towers one after the other on the newest batch, to raise the first error."""
     towers = towers_of(model)
     batch, own = towers.newest[name].read(), towers.custom_steps.get(name)
-    if batch is None or own is not None and not own.is_alone:  # collectives would wait for others
+    if batch is None:
+        return
+    if isinstance(own, DividedStep):
+        own.run_undivided(*batch)
+        return
+    if own is not None and not own.is_alone:  # collectives would wait for others
         return
     if own is None:
         run_in_turn(towers.step, name, *batch)
@@ -173,6 +179,9 @@ def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
     own = custom_step_of(model, "train")
     if (own or step_of(model, "train", specs)).has_unsaved_noise:
         warn_user(UNSAVED_NOISE)
+    if isinstance(own, DividedStep):
+        of_optimizer = model.optimizer.variables if model.optimizer else []
+        return own.unlisted([*model.variables, *of_optimizer, *model.metrics_variables])
     if own is not None:
         return own.variables
     step = step_of(model, "train", specs)

@@ -368,6 +368,11 @@ class Step:
         return any(traced.has_unsaved_noise for traced in self.tower.traced.values())
 
     @property
+    def faults(self) -> list[str]:
+        """Returns the lines that make the averaged gradient another one, with the fixes."""
+        return self.tower.faults
+
+    @property
     def unlisted_variables(self) -> list[Any]:
         """Returns variables that the model uses but Keras does not list; found while tracing."""
         return self.tower.state[self.tower.num_listed:]

@@ -120,6 +120,11 @@ class TowerStep(Step):
         """
         self.metrics.build(y, self.trace_tower(name, x, y, sample_weight), x, sample_weight)
 
+    def graph_of_update(self, *specs: Any) -> tf.Graph:
+        """Returns the graph of an update of a batch of these specs, as --plan reads it."""
+        update = tf.function(lambda *batch: self.update(self.compute(batch)), autograph=False)
+        return update.get_concrete_function(*specs).graph
+
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
         """Returns the result of the method `_NAME`, computed by its graph.
 

@@ -53,8 +53,7 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
         row = rows.setdefault(device, Traffic((tower, tower), []))
         row.towers = row.towers[0], tower
         row.examples.append(size)
-    update = tf.function(lambda *batch: step.update(step.compute(batch)), autograph=False)
-    graph = update.get_concrete_function(*specs).graph
+    graph = step.graph_of_update(*specs)
     parameter_device = "" if step.strategy.num_copies else step.parameter_device
     for tensor, source, target in _transfers(graph):
         size = _num_bytes(tensor)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.divide import chosen
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
 from towers.step import TowerStep
@@ -76,7 +77,7 @@ def verify_gradients(
     The graph of `step` is traced without noise, so make it for this check alone.
     """
     model = step.model
-    one_tower = TowerStep(
+    one_tower = chosen.TowerStep(
         model, "sgd", loss, loss_weights=loss_weights, devices=step.devices[:1], num_towers=1,
         policy=step.policy, cluster=Workers(), jit_compile=step.uses_xla,
     )
@@ -102,7 +103,7 @@ def verify_gradients(
     found = Verification(difference, path, coarsest, by_design)
     if difference <= _TOLERANCES[coarsest]:
         return found
-    return found._replace(cause=" ".join(step.tower.faults) or ("" if by_design else _UNKNOWN))
+    return found._replace(cause=" ".join(step.faults) or ("" if by_design else _UNKNOWN))
 
 
 def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:

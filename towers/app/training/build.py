@@ -18,6 +18,7 @@ from towers.app.named import one_line
 from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
+from towers.divide import chosen
 from towers.machine import devices as devices_lib, places
 from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
 from towers.machine.gpus import gpu_devices
@@ -25,10 +26,9 @@ from towers.machine.logical import logical_gpus, undivided_cpu
 from towers.resume.source import InputOptions, num_steps
 from towers.resume.train_state import Monitor, find_monitor
 from towers.step import TowerStep
-from towers.step.compiled import COMPILED, check_steps, directions, losses, recompile
-from towers.step.metrics import BatchMetrics, reads_inputs
+from towers.step.compiled import COMPILED, check_steps, directions, recompile
+from towers.step.metrics import reads_inputs
 from towers.step.stages import check_groups, check_stages
-from towers.step.state import variables_device
 from towers.step.structures import symbolic
 from towers.workers.workers import Workers, join_workers
 
@@ -105,21 +105,19 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
-        loss, loss_weights = losses(model)
-        metrics = BatchMetrics(model, variables_device(model))
         make_step = partial(
-            TowerStep, model, model.optimizer, loss, loss_weights=loss_weights, metrics=metrics,
-            devices=devices, num_towers=num_towers, batch_norm=config.batch_norm,
-            nonfinite=config.nonfinite, jit_compile=jit_compile, strategy=config.strategy,
-            gpus_per_tower=config.gpus_per_tower, stages=config.stage_names, policy=policy,
-            noise_scale=config.noise_scale, own_rows=reads_own_rows(model, train),
+            chosen.TowerStep, model, devices=devices, num_towers=num_towers,
+            batch_norm=config.batch_norm, nonfinite=config.nonfinite, jit_compile=jit_compile,
+            strategy=config.strategy, gpus_per_tower=config.gpus_per_tower,
+            stages=config.stage_names, policy=policy, noise_scale=config.noise_scale,
+            own_rows=reads_own_rows(model, train),
             batch_size=min(batch_size, train.num_examples),
         )
         step = make_step()
     better: Mapping[str, str | None] = {"loss": "down", "accuracy": "up"}
     if custom_loss:
         _build_metrics(step, train)
-        better = directions(model, metrics.names)
+        better = directions(model, step.metrics.names)
     columns = [*better, *(f"val_{name}" for name in better if test is not None)]
     columns += ["noise_scale"] if config.noise_scale else []
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)

@@ -1,0 +1,120 @@
+"""Finds what each tower adds to a whole value of the trace, such as a gradient or the loss.
+
+    gradient of a kernel  =  part of tower 0 + ... + part of tower T-1     summed over rows
+                          +  gradient of a regularizer                     of parameters alone
+
+The second kind is divided by the towers' shares of the rows.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from towers.divide.context import Context
+from towers.divide.facts import PART, SIZE, WHOLE, Value, rows
+from towers.divide.products import FACTORS
+
+_JOINED = ("Add", "AddN", "AddV2", "Pack", "Sub")  # linear in all inputs together
+_LINEAR = (  # linear in their first input
+    "Cast", "ExpandDims", "Identity", "Mean", "Neg", "Reshape", "Squeeze", "StopGradient", "Sum",
+    "Transpose", *FACTORS,
+)  # fmt: skip
+
+
+class Parts(NamedTuple):
+    """Holds what each of T towers adds to a value: terms of a sum, or rows along axis 0."""
+
+    are_rows: bool
+    values: list[Any]
+
+
+def parts_of(
+    value: Value, real_parts: Callable[[Value], list[Any]], whole: Context, shares: Sequence[Any]
+) -> Parts | None:
+    """Returns the towers' parts of a value; None if it was computed once from rows of all towers.
+
+    An integer that follows from no row is the same in each tower.
+
+    real_parts: gives T towers' parts of a value. whole: gives whole values. shares: T float64.
+    """
+
+    def same(value: Value) -> list[Any]:
+        return [whole.read(value, WHOLE)] * len(shares)
+
+    def terms(value: Value) -> list[Any] | None:
+        """Returns what each tower adds to a value, or None."""
+        op = value.op
+        if value.fact == PART:
+            return real_parts(value)
+        if not _follows_from_rows(value):
+            pairs = zip(same(value), shares, strict=True)
+            return [each * tf.cast(share, each.dtype) for each, share in pairs]
+        if op.type == "IdentityN":
+            return terms(op.inputs[value.index])
+        if op.type in _JOINED:
+            given = [terms(each) for each in op.inputs]
+        elif op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
+            given = [terms(op.inputs[0]), *map(same, op.inputs[1:])]
+        elif op.type == "Mul":
+            given = [same(op.inputs[0]), terms(op.inputs[1])]
+        else:
+            return None
+        known = [each for each in given if each is not None]
+        if len(known) < len(given):
+            return None
+        return [whole.copy(op, each)[0] for each in zip(*known, strict=True)]
+
+    if value.fact == rows(0):
+        return Parts(True, real_parts(value))
+    if value.dtype.is_floating:
+        found = terms(value)
+        return None if found is None else Parts(False, found)
+    return None if _follows_from_rows(value) else Parts(False, same(value))
+
+
+def leaves(value: Value) -> list[Value]:
+    """Returns the values of the trace that `parts_of` reads."""
+    op = value.op
+    if value.fact in (PART, rows(0)) or not _follows_from_rows(value):
+        return [value]
+    if op.type == "IdentityN":
+        return leaves(op.inputs[value.index])
+    if op.type in _JOINED:
+        return [leaf for each in op.inputs for leaf in leaves(each)]
+    if op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
+        return [*leaves(op.inputs[0]), *op.inputs[1:]]
+    return [op.inputs[0], *leaves(op.inputs[1])] if op.type == "Mul" else []
+
+
+def _follows_from_rows(value: Value) -> bool:
+    """Returns whether a value is computed from rows of the batch, and not from sizes alone."""
+    stack, seen = [value], set()
+    while stack:
+        last = stack.pop()
+        if last.fact.kind in ("rows", "part"):
+            return True
+        if last not in seen and last.fact != SIZE:
+            seen.add(last)
+            stack += last.op.inputs
+    return False
+
+
+def tower_gradients(gradient: Any, parts: Any) -> list[Any] | None:
+    """Returns T towers' parts of a gradient of `plain_gradients`, or None if there are none."""
+    if not isinstance(gradient, tuple):
+        return None if parts is None or parts.are_rows else parts.values
+    values, indices = parts
+    if values is None or indices is None or values.are_rows != indices.are_rows:
+        return None
+    return [tf.IndexedSlices(*pair) for pair in zip(values.values, indices.values, strict=True)]
+
+
+def plain_gradients(gradients: Sequence[Any]) -> list[Any]:
+    """Returns gradients in which slices are tuples (values, indices)."""
+    return [(g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+
+
+def as_slices(gradients: Sequence[Any]) -> list[Any]:
+    """Returns gradients of `plain_gradients` in which tuples are tf.IndexedSlices again."""
+    return [tf.IndexedSlices(*g) if isinstance(g, tuple) else g for g in gradients]

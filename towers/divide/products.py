@@ -1,0 +1,33 @@
+"""Moves products of parts behind the addition of the parts, if only the sum is needed.
+
+    before    tower 0: 0.1 * part ---+              after    tower 0: part ---+
+              tower 1: 0.1 * part ---+--- update             tower 1: part ---+--- 0.1 * sum, update
+
+One product replaces a product in each tower. Keras' optimizers multiply by the learning rate. Copies
+move with the products.
+"""
+
+from collections.abc import Sequence
+
+from towers.divide.facts import ONCE, PART, WHOLE, Op, Value
+
+FACTORS = ("Mul", "RealDiv", "Div", "DivNoNan")
+_COPIES = ("Identity", "IdentityN")  # tf.custom_gradient makes one of all its results
+
+
+def multiply_sums(ops: Sequence[Op]) -> None:
+    """Lets products and copies of parts that no tower reads run once, on the sum of the parts.
+
+    ops: in an order that they can run in, with their places decided.
+    """
+    read_in_towers: set[Value] = set()
+    for op in reversed(ops):
+        if op.each is None:
+            continue
+        is_moved = op.type in (*FACTORS, *_COPIES) and set(op.each.facts) <= {PART, ONCE}
+        if is_moved and read_in_towers.isdisjoint(op.outputs):
+            op.each = None
+            for value in op.outputs:
+                value.fact = ONCE
+        else:
+            read_in_towers |= {value for value, need in op.each.needs if need != WHOLE}

@@ -1,0 +1,71 @@
+"""Reads what single towers contributed to a step: is it finite, and how large are its gradients?"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.divide.parts import Parts, as_slices, tower_gradients
+from towers.step.averaging import Values
+from towers.step.errors import are_finite
+from towers.step.noise_scale import NoiseMetric, squared_norm
+
+
+def towers_finite(
+    loss: tf.Tensor, gradients: Sequence[Any], loss_parts: Parts | None, parts: Sequence[Any],
+    devices: Sequence[str],
+) -> tf.Tensor:  # fmt: skip
+    """Returns [T, 1 + V] bool: whether a tower's part of the loss and of each gradient is finite.
+
+    Tower 0 stands for a value that was computed once. gradients: from `plain_gradients`, with their
+    parts. devices: the device of each tower.
+    """
+    losses = [loss, *[tf.zeros_like(loss)] * (len(devices) - 1)]
+    if loss_parts is not None:
+        losses = loss_parts.values
+    divided = [tower_gradients(*pair) for pair in zip(gradients, parts, strict=True)]
+    found = []
+    for t, device in enumerate(devices):
+        own: Values = []
+        for each, gradient in zip(divided, as_slices(gradients), strict=True):
+            whole = gradient if t == 0 else None
+            own.append(whole if each is None else each[t])
+        with tf.device(device):
+            found.append(are_finite(losses[t], own))
+    return tf.stack(found)
+
+
+def measure_noise(
+    metric: NoiseMetric, gradients: Sequence[Any], parts: Sequence[Any], sizes: tf.Tensor,
+    loss_scale: tf.Tensor,
+) -> None:  # fmt: skip
+    """Updates the noise scale with the gradients that towers have parts of.
+
+    gradients: from `plain_gradients`, with their parts. sizes: [T] numbers of rows.
+
+    Raises ValueError if there are none.
+    """
+    divided = [tower_gradients(*pair) for pair in zip(gradients, parts, strict=True)]
+    pairs = zip(divided, as_slices(gradients), strict=True)
+    kept = [(each, gradient) for each, gradient in pairs if each is not None]
+    if not kept:
+        raise ValueError(
+            "noise_scale: all gradients were computed once, from the rows of all towers, so no "
+            "tower has a part of them. Leave noise_scale out."
+        )
+    num_towers = len(kept[0][0])
+    norms = [squared_norm([each[t] for each, _ in kept]) for t in range(num_towers)]
+    whole = squared_norm([gradient for _, gradient in kept])
+    metric.update_state(tf.stack(norms) / loss_scale**2, sizes, whole / loss_scale**2)
+
+
+class NoCopies:
+    """Stands for a strategy that keeps no copies of the parameters on devices."""
+
+    num_copies = num_bytes = 0
+
+    def trust(self, is_trusted: bool) -> None:
+        """Does nothing: without copies, code between steps may assign to parameters."""
+
+    def refresh(self) -> None:
+        """Does nothing: there are no copies."""

@@ -1,0 +1,390 @@
+"""Trains a model in a custom loop, on a step that is traced once and divided among towers.
+
+    global batch -> Keras' own train_step, traced -> divided.py -> logs
+                      loss, gradients -> watched_update.py -> optimizer, once
+
+A custom compute_loss or compute_metrics of the model's class is traced with it.
+"""
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from towers.divide.divided_step import DividedStep, method_of
+from towers.divide.switch import check_divisible
+from towers.divide.tower_results import NoCopies, measure_noise, towers_finite
+from towers.divide.trainable_flags import TrainableFlags
+from towers.divide.twin import twin_of
+from towers.divide.unchanged import restore, unchanged
+from towers.divide.watched_update import WatchedUpdate
+from towers.machine import choices, devices as devices_lib, hang
+from towers.machine.argument_names import names_checked
+from towers.machine.devices import HOST, Policy, policy_of
+from towers.machine.logical import undivided_cpu
+from towers.machine.loss_internals import loss_tracker
+from towers.machine.user_lines import warn_user
+from towers.step import checks
+from towers.step.averaging import Values
+from towers.step.compiled import COMPILED
+from towers.step.errors import NonFiniteError, checked, first_error, nonfinite_error
+from towers.step.metrics import BatchMetrics
+from towers.step.noise_scale import NoiseMetric
+from towers.step.sharding import BatchValues, Placed
+from towers.step.state import variables_device
+from towers.step.structures import any_rows, as_tensor, map_tensors
+from towers.step.xla import FullBatch
+from towers.workers.watch import watched
+from towers.workers.workers import Workers, join_workers
+
+
+class TowerStep:
+    """Trains a Keras model with towers in a custom loop.
+
+    ```python
+    step = towers.TowerStep(model, "adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    logs = step(x, y)  # makes one update; returns this batch's loss and accuracy
+    ```
+
+    The parameters stay on the device on which they were created. The optimizer, and the variables
+    that are trainable when the step is made, are fixed: to change them, make a new step.
+
+    traces: the functions of steps in the order of their traces; each takes any number of rows.
+    """
+
+    @names_checked
+    def __init__(
+        self, model: keras.Model, optimizer: Any = COMPILED, loss: Any = COMPILED, *,
+        loss_weights: Any = None, metrics: Any = None, devices: Sequence[str] | None = None,
+        num_towers: int | None = None, batch_norm: str | None = None, nonfinite: str = "apply",
+        jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
+        gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
+        policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
+        own_rows: bool = False, batch_size: int | None = None,
+    ) -> None:  # fmt: skip
+        """
+        Args:
+            model: a built Keras 3 model.
+            optimizer: a Keras optimizer or its name. It is called once for each update, with the
+                gradients of the whole batch.
+            loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
+                every loss. A compiled model brings its optimizer, loss, loss weights and metrics.
+            loss_weights: a factor, or a list or dict with a factor for each output.
+            metrics: Keras metrics in any form that `compile` takes.
+            devices: the names of this process's devices. Default: `tower_devices()`.
+            num_towers: the number of towers. Default: one for each device.
+            batch_norm: "synchronized" or None: the mean and variance of the whole batch.
+            nonfinite: the reaction to a NaN or infinite loss or gradient. "apply" updates, as Keras
+                does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
+                and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
+                gradients itself.
+            jit_compile, batch_size: have no effect yet.
+            strategy, gpus_per_tower, stages, own_rows: only the defaults work yet.
+            policy: how devices are used. Default: the policy for their kind, CPU or GPU.
+            cluster: the workers; one. Default: the workers that the environment names.
+            noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
+                which most examples are wasted, estimated since `reset_metrics`. It needs two
+                towers. The weights keep their bits. The first 10 steps are measured, and then
+                every 20th step, which has its own trace. A gradient that was computed once, from
+                the rows of all towers, does not count.
+
+        Raises:
+            ValueError: an argument is wrong, a device does not exist, or the model is not built.
+        """
+        checks.check_model(model)
+        checks.check_choice("batch_norm", batch_norm or "average", choices.BATCH_NORM)
+        checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
+        checks.check_strategy(strategy)
+        check_divisible(
+            batch_norm=batch_norm in ("average", "tower0"),
+            strategy=strategy != "parameter_server", gpus_per_tower=gpus_per_tower > 1,
+            stages=stages is not None, own_rows=own_rows,
+        )  # fmt: skip
+        self.devices = devices_lib.device_list(devices)
+        devices_lib.check_devices(self.devices)
+        self.num_towers = len(self.devices) if num_towers is None else num_towers
+        if noise_scale and self.num_towers < 2:
+            raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
+        if batch_size is not None and batch_size < 1:
+            raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
+        self.model, self.nonfinite, self.batch_norm = model, nonfinite, "synchronized"
+        self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
+        self.local_towers = range(self.num_towers)
+        if devices is None and (shared := undivided_cpu(self.num_towers, num_towers is not None)):
+            warn_user(shared)
+        policy = policy_of(self.devices) if policy is None else policy
+        self.policy = replace(policy, prefetch_to_devices=False)  # the step cuts the batch itself
+        self.cluster = join_workers() if cluster is None else cluster
+        self.parameter_device = variables_device(model)
+        self._twin = twin_of(model, optimizer, loss, loss_weights, metrics)
+        self.metrics = BatchMetrics(self._twin, self.parameter_device)
+        self.trainable_variables = list(model.trainable_variables)
+        self._flags = TrainableFlags(model)
+        with tf.device(self.parameter_device):
+            self.noise = NoiseMetric() if noise_scale else None
+        self.stages = self.own_rows = None
+        self.uses_xla, self.faults = False, ()
+        self.strategy, self.full_batch = NoCopies(), FullBatch(batch_size)
+        self._steps = {
+            name: DividedStep(
+                step, self.tower_devices, parameter_device=self.parameter_device,
+                policy=self.policy, cluster=self.cluster,
+                gives_parts=name == "gradients" or name == "train" and noise_scale,
+            )
+            for name, step in {
+                "train": self._keras_train, "gradients": self._keras_gradients,
+                "test": method_of(self._twin, "test_step"),
+                "predict": method_of(self._twin, "predict_step"),
+            }.items()
+        }  # fmt: skip
+        self._updates: dict[Any, WatchedUpdate] = {}  # by the graph of a traced train_step
+        self._functions: dict[str, Any] = {}  # by method and the batch's structure
+        self.traces: list[Any] = []
+
+    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+        """Makes one synchronous update.
+
+        Args:
+            x: inputs of the global batch: a tensor or array [N, ...], or a structure of these.
+            y: labels [N, ...]; for several outputs, a list, tuple or dict of these.
+            sample_weight: weights [N] or [N, ...]; for several outputs, a list, tuple or dict of
+                these.
+
+        Returns:
+            {"loss": scalar, metric name: scalar}, computed from this batch alone.
+        """
+        checks.check_rows(x, y, sample_weight)
+        self.reset_metrics()
+        return self.train_batch(x, y, sample_weight)
+
+    def train_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+    ) -> dict[str, tf.Tensor]:
+        """Makes one synchronous update.
+
+        Args:
+            x, y, sample_weight: the global batch, in the forms that a call of the step takes.
+            placed: the shards on their devices, from `towers.prefetched`. They are checked and not
+                used, because the step cuts the batch itself.
+
+        Returns:
+            {"loss": scalar, metric name: scalar}: running means since `reset_metrics`.
+
+        Raises:
+            NonFiniteError: with nonfinite="stop", a loss or gradient is NaN or infinite. Nothing
+                has changed.
+            ValueError: x, y and sample_weight have different numbers of rows. Nothing has changed.
+        """
+        logs, finite = self._run("train", (x, y, sample_weight), placed)
+        if self.nonfinite == "stop" and finite is not None and not finite.numpy().all():
+            raise self._nonfinite_error(finite.numpy(), (x, y, sample_weight))
+        return logs
+
+    def test_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+    ) -> dict[str, tf.Tensor]:
+        """Computes loss and metrics in inference mode; arguments and result as in `train_batch`."""
+        return self._run("test", (x, y, sample_weight), placed)
+
+    def predict_batch(self, x: Any) -> Any:
+        """Returns the model's outputs for one global batch, with rows in the order of the batch."""
+        return self._run("predict", (x, None, None))
+
+    def gradients(self, x: Any, y: Any = None, sample_weight: Any = None) -> tuple[Any, Values]:
+        """Computes the gradients of the whole batch without an update.
+
+        Changes no variable, no state and no seed. A loss scale is not applied.
+
+        Returns:
+            (loss, [gradient]), with the gradients in the order of `trainable_variables`.
+        """
+        return self._run("gradients", (x, y, sample_weight))
+
+    def reset_metrics(self) -> None:
+        """Restarts the running means of the loss and the metrics."""
+        self.metrics.reset()
+        if self.noise is not None:
+            self.noise.reset_state()
+
+    @property
+    def metrics_variables(self) -> list[keras.Variable]:
+        """The running sums of the loss and the metrics, and the `unlisted_variables`."""
+        noise = self.noise.variables if self.noise is not None else []
+        found = [*self.metrics.variables, *self.unlisted_variables, *noise]
+        return list({id(v): v for v in found}.values())
+
+    @property
+    def unlisted_variables(self) -> list[Any]:
+        """Returns variables that the model uses but Keras does not list; found while tracing."""
+        listed = [*self.model.variables, *self.optimizer.variables, *self.metrics.variables]
+        return self._steps["train"].unlisted(listed)
+
+    @property
+    def optimizer(self) -> Any:
+        """The optimizer of the update; make a new step for another one."""
+        return self._twin.optimizer
+
+    @property
+    def has_unsaved_noise(self) -> bool:
+        """Whether a traced step draws noise with tf.random, whose state cannot be saved."""
+        return any(step.has_unsaved_noise for step in self._steps.values())
+
+    def check_agreement(self) -> None:
+        """Raises ValueError if workers differ in versions, settings or variables."""
+        self._steps["train"].check_agreement()
+
+    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
+        """Makes `metrics_variables`, as the first batch does; name: "train" or "test"."""
+        self._prepare(name, map_tensors(any_rows, (x, y, sample_weight)))
+
+    def graph_of_update(self, *specs: Any) -> tf.Graph:
+        """Returns the graph of an update of a batch of these specs, as --plan reads it."""
+        self._prepare("train", map_tensors(any_rows, specs))
+        update = tf.function(functools.partial(self._train, False), autograph=False)
+        return update.get_concrete_function(specs).graph
+
+    def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
+        """Returns the result of the method `_NAME`, computed by its graph.
+
+        The graph is traced once for batches of one structure, whatever their number of rows.
+        """
+        checks.check_placed(placed, batch[0], self.num_towers, self.local_towers)
+        checks.check_arrays(*batch)
+        with tf.device(HOST):  # otherwise the whole batch would go to the first GPU
+            tensors = map_tensors(as_tensor, batch)
+        checks.check_rows(*tensors)
+        if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
+            raise ValueError("the global batch has no examples.")
+        # tf.random would begin again in a second function, so a model that uses it has one.
+        is_measured = name == "train" and self.noise is not None and (
+            self.has_unsaved_noise or self.noise.is_due(self.optimizer)
+        )  # fmt: skip
+        if name in ("train", "gradients"):
+            self._flags.warn_of_changes()
+        specs = map_tensors(any_rows, tensors)  # an uneven last batch needs no other trace
+        key, phase = f"{name} {is_measured} {specs}", f"a {name} step"
+        if key not in self._functions:
+            with hang.tracing(f"the trace of {phase}"):
+                if not self.traces:
+                    self.check_agreement()
+                self._prepare(name, specs)
+                method = getattr(self, f"_{name}")
+                if name == "train":
+                    method = functools.partial(method, is_measured)
+                traced = tf.function(method, autograph=False).get_concrete_function(specs)
+            self._functions[key] = traced
+            self.traces.append(traced)
+        # The step of the gradients makes no update.
+        alone = self._steps["gradients" if name in ("train", "diagnosis") else name]
+        undivided = functools.partial(alone.run_undivided, tensors)
+        with watched(self.cluster, phase), first_error(undivided):
+            return self._functions[key](tensors)
+
+    def _prepare(self, name: str, specs: BatchValues) -> None:
+        """Traces a step of Keras for specs of a batch, with the first `trainable` flags."""
+        step = self._steps["gradients" if name == "diagnosis" else name]
+        with self._flags.as_made():
+            graph, _ = step.prepare(specs)
+        if name in ("train", "test"):
+            logs = graph.structured_outputs
+            logs = logs[0] if name == "train" else logs
+            self.metrics.names = list({"loss": None, **logs})
+
+    # The traced steps of a whole batch, as on one device.
+
+    def _keras_train(self, data: BatchValues) -> tuple[Any, Any, list[Any], tf.Tensor | None]:
+        """Makes one update; returns (logs, loss, gradients, `WatchedUpdate.finite`)."""
+        update = WatchedUpdate(self.optimizer, checked(self.nonfinite, self.optimizer))
+        with update.made():
+            logs = method_of(self._twin, "train_step")(data)
+        self._updates[tf.compat.v1.get_default_graph()] = update
+        return logs, update.loss, update.gradients, update.finite
+
+    def _keras_gradients(self, data: BatchValues) -> tuple[Any, list[Any]]:
+        """Returns (loss, gradients) of train_step; makes no update, but assigns states."""
+        update = WatchedUpdate(self.optimizer, ())
+        with update.left_out():
+            method_of(self._twin, "train_step")(data)
+        return update.loss, update.gradients
+
+    # The divided steps, within one graph.
+
+    def _train(self, is_measured: bool, batch: BatchValues) -> tuple[Any, tf.Tensor | None]:
+        """Makes one update; returns (logs, `WatchedUpdate.finite`)."""
+        step = self._steps["train"]
+        update = self._updates[step.prepare(batch)[0]]
+        changed = step.assigned(batch, update.operations) if update.finite is not None else []
+        with tf.device(self.parameter_device):
+            loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
+            before = [variable.read_value() for variable in changed]
+        if self.noise is not None and is_measured:
+            results, parts, sizes = step.with_parts(batch)
+            with tf.device(self.parameter_device):
+                measure_noise(self.noise, results[2], parts[2], sizes, loss_scale)
+        else:
+            results = step(batch)
+        logs, _, _, finite = results
+        with tf.device(self.parameter_device):
+            logs = self._with_loss(logs)
+            if finite is not None:
+
+                def undo() -> Any:
+                    """Takes back what the step has assigned outside of the update."""
+                    restore(changed, before)
+                    return {name: self.metrics.result().get(name, logs[name]) for name in logs}
+
+                logs = tf.cond(tf.reduce_all(finite), lambda: logs, undo)
+            if self.noise is not None:
+                logs["noise_scale"] = self.noise.result()
+        return logs, finite
+
+    def _test(self, batch: BatchValues) -> Any:
+        logs = self._steps["test"](batch)
+        with tf.device(self.parameter_device):
+            return self._with_loss(logs)
+
+    def _predict(self, batch: BatchValues) -> Any:
+        return self._steps["predict"](batch)
+
+    def _gradients(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
+        step = self._steps["gradients"]
+        with tf.device(self.parameter_device), unchanged(step.assigned(batch)):
+            loss, gradients = step(batch)
+            found: Values = []
+            for gradient, variable in zip(gradients, self.trainable_variables, strict=True):
+                if isinstance(gradient, tuple):
+                    gradient = tf.IndexedSlices(
+                        *gradient, tf.constant(list(variable.shape), tf.int64)
+                    )
+                found.append(gradient)
+        return loss, found
+
+    def _diagnosis(self, batch: BatchValues) -> tf.Tensor:
+        """Returns `towers_finite` of what is checked; changes no variable."""
+        step = self._steps["gradients"]
+        with tf.device(self.parameter_device), unchanged(step.assigned(batch)):
+            (loss, gradients), (loss_parts, parts), _ = step.with_parts(batch)
+            if "gradients" not in checked(self.nonfinite, self.optimizer):
+                gradients, parts = [], []
+            return towers_finite(loss, gradients, loss_parts, parts, self.tower_devices)
+
+    def _with_loss(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Returns logs that begin with the loss, even if a custom `compute_metrics` lacks it."""
+        return {"loss": loss_tracker(self._twin).result(), **logs}
+
+    def _nonfinite_error(self, finite: Any, batch: BatchValues) -> NonFiniteError:
+        """Returns the error of an update that was left out; computes the batch once more.
+
+        finite: [1 + V] bool, for the whole batch.
+        """
+        towers = self._run("diagnosis", batch).numpy()
+        if not towers.all():
+            return nonfinite_error(towers, self.tower_devices, self.trainable_variables)
+        index = int(np.argwhere(~finite)[0, 0])  # a sum of finite parts, or noise by tf.random
+        path = self.trainable_variables[index - 1].path
+        what = f"the gradient of {path}" if index else "the loss"
+        return NonFiniteError(f"{what} is NaN or infinite.")
