@@ -20,6 +20,7 @@ class Place(NamedTuple):
     count: Any
     start: Any
     total: Any
+    has_rows: Any
 
 
 class Context:

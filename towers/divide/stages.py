@@ -10,6 +10,8 @@ from towers.divide.facts import ONCE, OWN, PART, WHOLE, Need, Op, Value
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Tree, add_tree, partial_sums
 from towers.step.structures import SPLIT
+_LARGE = 4096  # elements
+
 
 class Run:
     """Holds the values of one call: whole values, and each tower's values."""
@@ -26,13 +28,12 @@ class Run:
         counts = total // num_towers + tf.cast(tower < total % num_towers, tf.int32)
         starts = tf.minimum(tf.cumsum(counts, exclusive=True), total - 1)
         # A tower without rows computes on the last row of the batch, because some kernels fail
-        # without one. `_real` drops what it computes.
-        self._has_rows = tf.unstack(counts > 0, num_towers)
+        # without one. `_if_rows` and `real_parts` drop what it computes.
         self.places = [
-            Place(tf.maximum(count, 1), start, total)
+            Place(tf.maximum(count, 1), start, total, count > 0)
             for count, start in zip(tf.unstack(counts, num_towers), tf.unstack(starts, num_towers))
         ]
-        self.whole = Context(Place(total, tf.constant(0), total), self._meet)
+        self.whole = Context(Place(total, tf.constant(0), total, tf.constant(True)), self._meet)
         self.whole.values.update(given)
         self._given, self.total, self.counts = given, total, counts
         self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
@@ -66,23 +67,19 @@ class Run:
         )
 
     def real_parts(self, value: Value) -> list[Any]:
-        """Returns what each tower adds to a value."""
+        """Returns what each tower adds to a value: no rows, if the tower has none."""
+        parts = self.values_for(value, OWN)
+        if value.fact == PART:
+            return parts
         if value not in self._real_parts:
-            towers = range(len(self.towers))
-            self._real_parts[value] = [self._real(t, value) for t in towers]
+            self._real_parts[value] = parts[:1]  # it has a row of every batch
+            for own, place, device in zip(parts[1:], self.places[1:], self.devices[1:]):
+                with tf.device(device):
+                    shape = tf.shape(own)
+                    is_kept = tf.one_hot(value.fact.axis, tf.size(shape), place.has_rows, True)
+                    kept = tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
+                    self._real_parts[value].append(kept)
         return self._real_parts[value]
-
-    def _real(self, t: int, value: Value) -> Any:
-        """Returns what a tower adds to a value: no rows, or zeros, if the tower has no rows."""
-        own = self.values_for(value, OWN)[t]
-        if t == 0:  # it has a row of every batch
-            return own
-        with tf.device(self.devices[t]):
-            if value.fact == PART:
-                return tf.where(self._has_rows[t], own, tf.zeros_like(own))
-            shape = tf.shape(own)
-            is_kept = tf.one_hot(value.fact.axis, tf.size(shape), self._has_rows[t], True)
-            return tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
 
     def values_for(self, value: Value, need: Need) -> list[Any]:
         """Returns, for each tower, a value as a stage reads it."""
@@ -138,18 +135,42 @@ class Stage:
         found = dict(zip(self._inputs, given, strict=True))
         context = Context(place, lambda value, need: found[value, need])
         context.run(self._ops)
-        return [context.values[value] for value in self._outputs]
+        results = [context.values[value] for value in self._outputs]
+        is_part = [value.fact == PART and value.dtype != tf.variant for value in self._outputs]
+        real = iter(_if_rows(place, [part for part, told in zip(results, is_part) if told]))
+        return [next(real) if told else value for value, told in zip(results, is_part)]
 
     def _function(self) -> Callable:
         """Returns the function of a tower, traced once."""
         if self._traced is None:
-            scalar = tf.TensorSpec([], tf.int32)
+            scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
             specs = [_spec(value, need) for value, need in self._inputs]
             with tf.init_scope(), tf.device(None):
                 self._traced = tf.function(
                     self._compute, autograph=False, experimental_attributes=KEEP_WHOLE
-                ).get_concrete_function(Place(scalar, scalar, scalar), specs)
+                ).get_concrete_function(Place(scalar, scalar, scalar, flag), specs)
         return self._traced
+
+
+def _if_rows(place: Place, parts: list[Any]) -> list[Any]:
+    """Returns parts of sums; zeros if the tower has no rows.
+
+    A condition copies nothing, and a selection takes less time for small tensors.
+    """
+    large = [part for part in parts if (part.shape.num_elements() or _LARGE) >= _LARGE]
+    if large:
+        chosen = iter(
+            tf.nest.flatten(
+                tf.cond(place.has_rows, lambda: large, lambda: list(map(tf.zeros_like, large)))
+            )
+        )
+    is_large = {id(part) for part in large}
+    return [
+        next(chosen)
+        if id(part) in is_large
+        else tf.where(place.has_rows, part, tf.zeros_like(part))
+        for part in parts
+    ]
 
 
 def _spec(value: Value, need: Need) -> tf.TensorSpec:
