@@ -95,6 +95,9 @@ CASES.add(
 )  # fmt: skip
 CASES.add(BRANCH, lambda x: tf.cond(tf.shape(x)[0] > 3, lambda: x * 2, lambda: tf.sin(x)), N3)
 CASES.add("If", branch(lambda x: tf.numpy_function(abs, [x], x.dtype), tf.sin), N3, divided=False)
+# A gradient of a gradient adds outputs to functions that are called already.
+CASES.add(LOOP, gradient_of(gradient_of(recurrent)), N34, W4, divided=None)
+CASES.add(BRANCH, gradient_of(gradient_of(branch(lambda x: x**3, tf.sin))), N3, divided=None)
 
 
 def stacked(*elements: tf.Tensor) -> tf.TensorArray:

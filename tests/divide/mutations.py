@@ -58,7 +58,8 @@ def changes(tree: ast.AST) -> Iterator[Change]:
             operator = ast.Or if node in no_tests else ast.And
             if isinstance(node.op, operator):
                 for part in node.values:
-                    yield node, "values", [other for other in node.values if other is not part]
+                    rest = [other for other in node.values if other is not part]
+                    yield node, "values", rest if len(rest) > 1 else 2 * rest
 
 
 def changed(name: str, index: int) -> tuple[ast.Module, str, str]:

@@ -54,11 +54,11 @@ def _joined(look: Look, indices: range, place: Callable[[int], int | None]) -> E
     rest = [WHOLE] * (len(look.inputs) - len(indices))
     if set(facts) == {PART}:
         return look.each([OWN] * len(facts) + rest, PART)
-    first = next((f for f in facts if f.kind == "rows"), None)
-    axis = None if first is None else place(first.axis)
-    if first is None or axis is None:
+    of_rows = next((f.axis for f in facts if f.kind == "rows"), None)
+    if of_rows is None:
         return None
-    return look.each([rows_of(first.axis)] * len(facts) + rest, rows(axis))
+    axis = place(of_rows)
+    return None if axis is None else look.each([rows_of(of_rows)] * len(facts) + rest, rows(axis))
 
 
 @rule("ConcatV2")
@@ -101,9 +101,8 @@ def _cut(look: Look, index: int, place: Any) -> Each | None:
     needs = [OWN if i == index else WHOLE for i in range(len(look.inputs))]
     if fact == PART:
         return look.each(needs, PART)
-    if fact.kind != "rows" or int(place) % len(look.dims(index)) == fact.axis:
-        return None
-    return look.each(needs, fact)
+    is_cut = int(place) % len(look.dims(index)) == fact.axis
+    return None if is_cut else look.each(needs, fact)
 
 
 @rule_of_rows("ReverseV2", "Roll")
