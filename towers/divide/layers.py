@@ -79,17 +79,9 @@ def resize_gradient(look: Look) -> Each | None:
     return batches(look, [0] if look.type == "ResizeNearestNeighborGrad" else [0, 1])
 
 
-@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
-def cross_entropy(look: Look) -> Each | None:
-    """Computes each row's loss and its gradient."""
-    if look.dims(0)[0] != look.dims(1)[0]:
-        return None  # labels are broadcast
-    return batches(look, [0, 1])
-
-
-@rule("InTopKV2")
-def in_top(look: Look) -> Each | None:
-    """Says for each row whether its label is among the largest."""
+@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "InTopKV2")
+def of_labels(look: Look) -> Each | None:
+    """Computes each row from its scores and its label."""
     return batches(look, [0, 1])
 
 
