@@ -55,6 +55,12 @@ def scanned(x: tf.Tensor) -> tf.Tensor:
     return tf.transpose(states)
 
 
+def tridiagonal(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
+    """Solves one system of equations for all rows."""
+    diagonals = tf.stack([w[0], w[1] + 9, w[2]])
+    return x + tf.transpose(tf.linalg.tridiagonal_solve(diagonals, tf.transpose(x)))
+
+
 def in_pairs(x: tf.Tensor) -> tf.Tensor:
     """Takes the even part of the rows in pairs; a last row is alone."""
     even = tf.shape(x)[0] // 2 * 2
@@ -62,16 +68,18 @@ def in_pairs(x: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.reshape(pairs - tf.reduce_mean(pairs, 1, True), [-1, 4]), x[even:]], 0)
 
 
-# Of rows x and a matrix w. Both branches read w: run eagerly, Keras leaves out a weight that none reads.
+# Of rows x and a matrix w. Both branches read w: run eagerly, Keras leaves out what is not read.
 BLOCKS = {
     "product": lambda x, w: tf.tanh(x @ w),
     "softmax": lambda x, w: tf.nn.softmax(x @ w),
     "softmax over rows": lambda x, w: tf.nn.softmax(x @ w, 0) * count(x),
-    "standardized": lambda x, w: (x - tf.reduce_mean(x, 0)) / (0.5 + tf.math.reduce_std(x + w[0], 0)),
+    "standardized": lambda x, w: (x - tf.reduce_mean(x, 0)) / (0.5 + tf.math.reduce_std(x, 0)),
     "divided by the number": lambda x, w: x / count(x) + x,
     "of few": lambda x, w: x / tf.cast(tf.minimum(tf.shape(x)[0], 5), x.dtype),
     "if few": lambda x, w: tf.cond(tf.shape(x)[0] > 4, lambda: tf.sin(x + 0 * w[0]), lambda: x @ w),
-    "if large": lambda x, w: tf.cond(tf.reduce_sum(x) > 0, lambda: tf.sin(x + 0 * w[0]), lambda: x @ w),
+    "if large": lambda x, w: tf.cond(
+        tf.reduce_sum(x) > 0, lambda: tf.sin(x + 0 * w[0]), lambda: x @ w
+    ),
     "if some are large": lambda x, w: tf.where(x > tf.reduce_mean(x), x, tf.sin(x @ w)),
     "first": lambda x, w: x + x[:1] + tf.reduce_max(x, 0),
     "reversed": lambda x, w: 0.3 * x + 0.7 * tf.reverse(x, [0]),
@@ -105,7 +113,7 @@ BLOCKS = {
     "scanned over rows": lambda x, w: tf.scan(lambda s, row: 0.5 * s + row, x),
     "mapped": lambda x, w: tf.map_fn(lambda row: tf.linalg.matvec(w, row), x),
     "einsum": lambda x, w: tf.einsum("ni,ij,mj->nj", x, w, tf.tanh(x)) / count(x),
-    "tridiagonal": lambda x, w: tf.linalg.tridiagonal_solve(tf.stack([w[0], w[1] + 9, w[2]]), tf.transpose(x), partial_pivoting=False)[0][:, None] + x,
+    "tridiagonal": lambda x, w: tridiagonal(x, w),
     "stopped": lambda x, w: x - tf.stop_gradient(tf.reduce_mean(x, 0, keepdims=True)),
     "python": lambda x, w: x + tf.stop_gradient(tf.ensure_shape(
         tf.numpy_function(lambda v: v - v.mean(0), [x], x.dtype), [None, 4]
@@ -192,8 +200,8 @@ METRICS = {
     "none": lambda: [],
     "errors": lambda: ["mae", keras.metrics.RootMeanSquaredError(), keras.metrics.R2Score()],
     "classes": lambda: ["categorical_accuracy", keras.metrics.OneHotMeanIoU(3)],
-    "curves": lambda: [keras.metrics.AUC(from_logits=True), keras.metrics.Precision(), "binary_accuracy"],
-}  # fmt: skip
+    "curves": lambda: [keras.metrics.AUC(from_logits=True), keras.metrics.Precision()],
+}
 
 
 class Taped(keras.Model):

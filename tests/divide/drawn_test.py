@@ -41,8 +41,8 @@ class Program(NamedTuple):
                 z = layer(z)
         model = STEPS[self.step](x, keras.layers.Dense(3)(z))
         model.compile(
-            OPTIMIZERS[self.optimizer](), LOSSES[self.loss](), weighted_metrics=METRICS[self.metrics](),
-            jit_compile=False,
+            OPTIMIZERS[self.optimizer](), LOSSES[self.loss](), jit_compile=False,
+            weighted_metrics=METRICS[self.metrics](),
         )  # fmt: skip
         return model
 

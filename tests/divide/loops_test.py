@@ -50,22 +50,31 @@ CASES.add(
     ),
     N3, divided=False, extremes=(),
 )  # fmt: skip
-CASES.add(
-    LOOP,
-    lambda x: repeat(lambda s: (s + tf.reduce_sum(tf.cast(x > 0, tf.int32), 0),), tf.zeros([3], tf.int32)),
-    N3, divided=False,
-)  # fmt: skip
+
+
+def positive(x: tf.Tensor) -> tf.Tensor:
+    """Counts the positive elements of each column, several times."""
+    found = tf.reduce_sum(tf.cast(x > 0, tf.int32), 0)
+    return repeat(lambda total: (total + found,), tf.zeros([3], tf.int32))
+
+
+def in_python(x: tf.Tensor) -> tf.Tensor:
+    """Calls Python in a loop."""
+
+    def turn(x: tf.Tensor) -> tuple:
+        return (tf.ensure_shape(tf.numpy_function(abs, [x], x.dtype), [None, 3]),)
+
+    return repeat(turn, x, shape_invariants=OPEN)
+
+
+CASES.add(LOOP, positive, N3, divided=False)
 OPEN = (tf.TensorShape([]), tf.TensorShape([None, None]))
 CASES.add(
     LOOP,
     lambda x: repeat(lambda x: (tf.transpose(x),), x, shape_invariants=OPEN),
     ("n", "n"), divided=False,
 )  # fmt: skip
-CASES.add(
-    "While", lambda x: repeat(lambda x: (tf.ensure_shape(tf.numpy_function(abs, [x], x.dtype), [None, 3]),), x,
-                              shape_invariants=OPEN),
-    N3, divided=False,
-)  # fmt: skip
+CASES.add("While", in_python, N3, divided=False)
 CASES.add(
     LOOP,
     lambda x, y: repeat(
