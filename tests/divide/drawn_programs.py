@@ -214,7 +214,7 @@ class Taped(keras.Model):
                 inner.watch(x)
                 z = self(x, training=True)
                 loss = self.compute_loss(x, y, z, weight)
-            slope = inner.gradient(loss, x)
+            slope = tf.convert_to_tensor(inner.gradient(loss, x))
             loss += 0.1 * tf.reduce_sum(slope**2)
         weights = self.trainable_variables
         gradients, norm = tf.clip_by_global_norm(outer.gradient(loss, weights), 2.0)
