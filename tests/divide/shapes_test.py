@@ -248,6 +248,8 @@ CASES.add("Pad", lambda x: tf.pad(x, [[0, tf.shape(x)[0]], [0, 0]]), N3, divided
 CASES.add("StridedSlice", lambda x: x[..., 0 : tf.shape(x)[1], 1:], T3N4)
 CASES.add("StridedSlice", lambda x: x[None, 0 : tf.shape(x)[0], :2], N34)
 CASES.add("StridedSlice", lambda x: x[..., None, 0 : tf.shape(x)[1], 1:], T3N4)
+CASES.add("StridedSlice", lambda x: x[-tf.shape(x)[0] :, None, ..., 1], N34)
+CASES.add("StridedSliceGrad", gradient_of(lambda x: x[-tf.shape(x)[0] : tf.shape(x)[0], 1:]), N34)
 CASES.add(
     "BroadcastTo", lambda x, y: x[:, :2] @ tf.broadcast_to(y, [2, 3]), N3, (3,), divided=False
 )
@@ -259,12 +261,14 @@ CASES.add(
 CASES.add("GatherV2", lambda x: tf.gather(x, tf.argsort(x[:, 0])), N3, divided=False)
 CASES.add(
     "GatherNd",
-    lambda i, w: tf.gather_nd(w, _total(i)[:1]),
-    N3,
-    (5, 2),
-    fill="labels",
-    divided=False,
-)
+    lambda i, w: tf.gather_nd(w, _total(i)),
+    N3, (5, 2, 3), fill="labels", divided=False,
+)  # fmt: skip
+CASES.add(
+    "GatherV2",
+    lambda i: tf.gather(tf.transpose(tf.sort(i, 0)), _total(i)),
+    N3, fill="labels", divided=False,
+)  # fmt: skip
 
 
 def _total(i: tf.Tensor) -> tf.Tensor:
