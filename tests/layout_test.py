@@ -106,7 +106,7 @@ CROSS_CUTTING = {
     "bits_test": "the tests' own: tests/bits.py, tests/conftest.py and what compares",
     "isolation_test": "the tests' own: tests/isolation.py",
     "divide/programs_test": "divide/, with every kind of model and step",
-    "divide/rules_test": "every rule of divide/, whole and divided",
+    "divide/drawn_test": "divide/, with drawn models, losses and steps",
     "layout_test": "all modules",
     "notebook_test": "examples/quickstart.ipynb, and what all of towers tells in a kernel",
     "composite_test": "ragged and sparse tensors, wherever a batch goes",

@@ -154,7 +154,6 @@ CASES.add(
 CASES.add("Einsum", lambda x, w: R.Einsum(inputs=[x, w], equation="ntd,de->nte"), N34, (4, 2))
 CASES.add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="ntd,nte->de"), N34, ("n", 3, 2))
 CASES.add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="nd,md->nm"), N3, N3)
-CASES.add("Einsum", lambda x: R.Einsum(inputs=[x], equation="nn->n"), ("n", "n"), divided=False)
 CASES.add(
     "UnsortedSegmentSum",
     lambda x, i: tf.math.unsorted_segment_sum(x, tf.cast(i, tf.int32), 3),
@@ -203,6 +202,11 @@ def _sum_of_integers(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(9 * x, tf.int32), 0)
 
 
+def _all_pairs(x: tf.Tensor) -> tf.Tensor:
+    """Returns a matrix with rows along axis 0 and as many columns."""
+    return tf.matmul(x, x, transpose_b=True)
+
+
 def _outer(x: tf.Tensor) -> tf.Tensor:
     """Returns a matrix in parts: the sum of the rows' outer products."""
     return tf.reduce_sum(x[:, :, None] * x[:, None], 0)
@@ -219,7 +223,10 @@ CASES.add("Div", lambda x, y: tf.reduce_sum(R.Div(x=tf.reduce_sum(x, 0), y=y)), 
 CASES.add("Sum", lambda x: tf.reduce_sum(_sum_of_integers(x)), N3, divided=None, extremes=())
 CASES.add("MatMul", lambda x, y: _outer(x) @ _outer(y), N3, N3, divided=False)
 CASES.add("MatMul", lambda x, y: y @ _outer(x), N3, N3)
-CASES.add("Einsum", lambda x: R.Einsum(inputs=[x], equation="...d->d..."), N34, divided=False)
+CASES.add("Einsum", lambda x: R.Einsum(inputs=[x], equation="n...d->d...n"), N34, divided=False)
+CASES.add("Einsum", lambda x: R.Einsum(inputs=[_all_pairs(x)], equation="nn->n"), N3, divided=False)
+CASES.add("ArgMax", lambda x: tf.argmax(_all_pairs(x), 0), N3, divided=False)
+CASES.add("Sin", lambda x, y: tf.sin(y @ _outer(x)), N3, N3)
 CASES.add("SelectV2", lambda x, y: tf.where(y > 0, x, tf.reduce_sum(x, 0)), N3, (3,))
 CASES.add("SelectV2", lambda x, y: tf.where(x > 0, y, 2 * y), N3, (3,))
 CASES.add("Sin", lambda x: tf.sin(tf.where(x > 0, tf.reduce_sum(x, 0), tf.reduce_mean(x, 0))), N3)

@@ -50,22 +50,31 @@ CASES.add(
     ),
     N3, divided=False, extremes=(),
 )  # fmt: skip
-CASES.add(
-    LOOP,
-    lambda x: repeat(lambda s: (s + tf.reduce_sum(tf.cast(x > 0, tf.int32), 0),), tf.zeros([3], tf.int32)),
-    N3, divided=False,
-)  # fmt: skip
+
+
+def positive(x: tf.Tensor) -> tf.Tensor:
+    """Counts the positive elements of each column, several times."""
+    found = tf.reduce_sum(tf.cast(x > 0, tf.int32), 0)
+    return repeat(lambda total: (total + found,), tf.zeros([3], tf.int32))
+
+
+def in_python(x: tf.Tensor) -> tf.Tensor:
+    """Calls Python in a loop."""
+
+    def turn(x: tf.Tensor) -> tuple:
+        return (tf.ensure_shape(tf.numpy_function(abs, [x], x.dtype), [None, 3]),)
+
+    return repeat(turn, x, shape_invariants=OPEN)
+
+
+CASES.add(LOOP, positive, N3, divided=False)
 OPEN = (tf.TensorShape([]), tf.TensorShape([None, None]))
 CASES.add(
     LOOP,
     lambda x: repeat(lambda x: (tf.transpose(x),), x, shape_invariants=OPEN),
     ("n", "n"), divided=False,
 )  # fmt: skip
-CASES.add(
-    "While", lambda x: repeat(lambda x: (tf.ensure_shape(tf.numpy_function(abs, [x], x.dtype), [None, 3]),), x,
-                              shape_invariants=OPEN),
-    N3, divided=False,
-)  # fmt: skip
+CASES.add("While", in_python, N3, divided=False)
 CASES.add(
     LOOP,
     lambda x, y: repeat(
@@ -95,6 +104,9 @@ CASES.add(
 )  # fmt: skip
 CASES.add(BRANCH, lambda x: tf.cond(tf.shape(x)[0] > 3, lambda: x * 2, lambda: tf.sin(x)), N3)
 CASES.add("If", branch(lambda x: tf.numpy_function(abs, [x], x.dtype), tf.sin), N3, divided=False)
+# A gradient of a gradient adds outputs to functions that are called already.
+CASES.add(LOOP, gradient_of(gradient_of(recurrent)), N34, W4, divided=None)
+CASES.add(BRANCH, gradient_of(gradient_of(branch(lambda x: x**3, tf.sin))), N3, divided=None)
 
 
 def stacked(*elements: tf.Tensor) -> tf.TensorArray:

@@ -58,20 +58,21 @@ def changes(tree: ast.AST) -> Iterator[Change]:
             operator = ast.Or if node in no_tests else ast.And
             if isinstance(node.op, operator):
                 for part in node.values:
-                    yield node, "values", [other for other in node.values if other is not part]
+                    rest = [other for other in node.values if other is not part]
+                    yield node, "values", rest if len(rest) > 1 else 2 * rest
 
 
-def changed(name: str, index: int) -> tuple[ast.Module, str, str]:
-    """Returns a module without one condition, the name of its function, and what was changed."""
+def changed(name: str, index: int) -> tuple[ast.Module, list[str], str]:
+    """Returns a module without one condition, the functions around it, and what was changed."""
     tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
     node, field, value = list(changes(tree))[index]
     before = ast.unparse(getattr(node, field) if field == "test" else node)
     around = (f for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) and node in ast.walk(f))
-    function = min(around, key=lambda f: f.lineno)
+    names = [f.name for f in sorted(around, key=lambda f: f.lineno)]
     setattr(node, field, value)
     after = ast.unparse(value if field == "test" else node)
-    what = f"{name}.py:{node.lineno} {function.name}: {before}  ->  {after}"
-    return ast.fix_missing_locations(tree), function.name, what
+    what = f"{name}.py:{node.lineno} {names[0]}: {before}  ->  {after}"
+    return ast.fix_missing_locations(tree), names, what
 
 
 class Changed(importlib.machinery.SourceFileLoader):
@@ -155,8 +156,8 @@ def main(names: list[str], indices: list[int]) -> None:
     for name in names:
         tree = ast.parse((FOLDER / f"{name}.py").read_text(encoding="utf-8"))
         for index in indices or range(len(list(changes(tree)))):
-            new_tree, function, what = changed(name, index)
-            using = sorted(found.get((name, function), ()))
+            new_tree, functions, what = changed(name, index)
+            using = sorted(set().union(*(found.get((name, f), ()) for f in functions)))
             noticed = in_fork(SECONDS, is_noticed, name, new_tree, using)
             print(f"{name} {index}: {what}\n    {noticed}", flush=True)
             total += 1

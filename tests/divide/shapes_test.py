@@ -244,6 +244,36 @@ CASES.add(
     divided=False,
 )
 CASES.add("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3, divided=False)
+CASES.add("Pad", lambda x: tf.pad(x, [[0, tf.shape(x)[0]], [0, 0]]), N3, divided=False)
+CASES.add("StridedSlice", lambda x: x[..., 0 : tf.shape(x)[1], 1:], T3N4)
+CASES.add("StridedSlice", lambda x: x[None, 0 : tf.shape(x)[0], :2], N34)
+CASES.add("StridedSlice", lambda x: x[..., None, 0 : tf.shape(x)[1], 1:], T3N4)
+CASES.add("StridedSlice", lambda x: x[-tf.shape(x)[0] :, None, ..., 1], N34)
+CASES.add("StridedSliceGrad", gradient_of(lambda x: x[-tf.shape(x)[0] : tf.shape(x)[0], 1:]), N34)
+CASES.add(
+    "BroadcastTo", lambda x, y: x[:, :2] @ tf.broadcast_to(y, [2, 3]), N3, (3,), divided=False
+)
+CASES.add("BroadcastTo", lambda x, y: tf.broadcast_to(y, [tf.shape(x)[0], 2, 3]), N3, (3,))
+CASES.add("Sin", lambda x: tf.sin(tf.broadcast_to(tf.reduce_sum(x, 0), tf.shape(x))), N3)
+CASES.add(
+    "GatherV2", lambda i, w: tf.gather(w, _total(i)), N3, (5, 2), fill="labels", divided=False
+)
+CASES.add("GatherV2", lambda x: tf.gather(x, tf.argsort(x[:, 0])), N3, divided=False)
+CASES.add(
+    "GatherNd",
+    lambda i, w: tf.gather_nd(w, _total(i)),
+    N3, (5, 2, 3), fill="labels", divided=False,
+)  # fmt: skip
+CASES.add(
+    "GatherV2",
+    lambda i: tf.gather(tf.transpose(tf.sort(i, 0)), _total(i)),
+    N3, fill="labels", divided=False,
+)  # fmt: skip
+
+
+def _total(i: tf.Tensor) -> tf.Tensor:
+    """Returns integers in parts, all zero."""
+    return tf.reduce_sum(tf.cast(0 * i, tf.int32), 0)
 
 
 @pytest.mark.parametrize(

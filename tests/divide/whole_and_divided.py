@@ -1,7 +1,7 @@
 """Compares an operation on the whole batch with the same operation divided among towers.
 
-A shape with "n" has rows along that axis; one without is whole. "m" is an open size, too. A rule has a case for rows that it
-divides and one for each reason not to divide: tests/divide/mutations.py shows which have none.
+A shape with "n" has rows along that axis; one without is whole. "m" is another open size. A rule
+has a case for rows that it divides, and one for each reason not to divide.
 """
 
 import inspect

@@ -17,12 +17,13 @@ from towers.divide.rule import RULES, Look
 _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
               "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2")  # fmt: skip
 SHAPES = ("Shape", "Size")
-# Exact arithmetic: what these make of a number of rows is true for all numbers if it is true at the
-# probes. Other operations may round it, as in n // 2 * 2, compare it, or choose: tf.maximum(n, 5).
+# Exact arithmetic: what these make of a number of rows is true for all numbers if it is true at
+# the probes. Other operations may round it, as in n // 2 * 2, compare it, or choose, as in
+# tf.maximum(n, 5).
 _EXACT = frozenset(
     """Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
-    ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation Mul
-    Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
+    ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation
+    Mul Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
     StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split()
 )
 
@@ -88,7 +89,7 @@ class Analysis:
             self._decide(op, self._each(op))
 
     def _is_rounded(self, op: Op) -> bool:
-        """Returns whether an integer that follows from shapes may be rounded, compared or chosen."""
+        """Returns whether an integer of sizes may be rounded, compared or chosen."""
         if op.type in SHAPES:
             self._sizes[op] = not op.inputs[0].shape.is_fully_defined()
         elif op.type.startswith("StatelessRandom"):

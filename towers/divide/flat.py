@@ -42,6 +42,7 @@ def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Valu
             arguments = {id(t): v for t, v in zip(called[0].inputs, inputs, strict=True)}
             inner, results = flatten(called[0], arguments)
             ops += inner
+            results = results[: len(operation.outputs)]  # a second gradient adds outputs later
         elif operation.type == "ResourceGather":
             added, results = _as_gather(operation, inputs)
             ops += added

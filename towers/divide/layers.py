@@ -4,7 +4,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.facts import OWN, PART, WHOLE, Each, shape_of
+from towers.divide.facts import PART, WHOLE, Each, rows_of, shape_of
 from towers.divide.probes import rows_each
 from towers.divide.rule import FIRST, Look, batches, rule, rule_of_rows
 
@@ -18,7 +18,7 @@ def convolution(look: Look) -> Each | None:
 @rule("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput")
 def transposed_convolution(look: Look) -> Each | None:
     """Convolves each row's gradient; the first input is the shape of the result."""
-    return look.each([shape_of(0), WHOLE, OWN], FIRST) if look.fact(2) == FIRST else None
+    return look.each([shape_of(0), WHOLE, rows_of(0)], FIRST)
 
 
 @rule("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter")
@@ -70,7 +70,7 @@ def pooling_gradient(look: Look) -> Each | None:
 @rule("AvgPoolGrad", "AvgPool3DGrad")
 def average_pooling_gradient(look: Look) -> Each | None:
     """Computes each image's gradient; the first input is the shape of the result."""
-    return look.each([shape_of(0), OWN], FIRST) if look.fact(1) == FIRST else None
+    return look.each([shape_of(0), rows_of(0)], FIRST)
 
 
 @rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ResizeNearestNeighborGrad")
@@ -79,17 +79,9 @@ def resize_gradient(look: Look) -> Each | None:
     return batches(look, [0] if look.type == "ResizeNearestNeighborGrad" else [0, 1])
 
 
-@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits")
-def cross_entropy(look: Look) -> Each | None:
-    """Computes each row's loss and its gradient."""
-    if look.dims(0)[0] != look.dims(1)[0]:
-        return None  # labels are broadcast
-    return batches(look, [0, 1])
-
-
-@rule("InTopKV2")
-def in_top(look: Look) -> Each | None:
-    """Says for each row whether its label is among the largest."""
+@rule("SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits", "InTopKV2")
+def of_labels(look: Look) -> Each | None:
+    """Computes each row from its scores and its label."""
     return batches(look, [0, 1])
 
 

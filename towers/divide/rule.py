@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Fact, Need, Op, rows, rows_of
-from towers.divide.probes import Dim, Probes, is_fixed, is_rows
+from towers.divide.probes import Dim, Probes, is_fixed
 
 Dims = Sequence[Dim]
 FIRST = rows(0)
@@ -40,20 +40,20 @@ class Look:
         return self.inputs[i].fact == SIZE
 
     def dims(self, i: int) -> Any:
-        """Returns the sizes of an input's axes. Rules in `RULES` see known ones; else it is None."""
+        """Returns the sizes of an input's axes, or None. Rules in `RULES` see known ones."""
         return self.probes.dims(self.inputs[i])
 
     def out(self, i: int = 0) -> Any:
-        """Returns the sizes of an output's axes. Rules in `RULES` see known ones, as in `dims`."""
+        """Returns the sizes of an output's axes, or None. Rules in `RULES` see known ones."""
         return self.probes.dims(self.outputs[i])
 
     def const(self, i: int) -> Any:
         """Returns the value of an integer input that no batch size changes, or None."""
-        return self.probes.const(self.inputs[i]) if self.is_size(i) else None
+        return self.probes.const(self.inputs[i])
 
     def values(self, i: int) -> list[Any] | None:
         """Returns the values of an integer input at the probes, or None."""
-        return self.probes.values(self.inputs[i]) if self.is_size(i) else None
+        return self.probes.values(self.inputs[i])
 
     # Answers of rules.
 
@@ -79,10 +79,9 @@ class Look:
         return self.own_first(PART) if dtype.is_floating or dtype.is_complex else None
 
     def only_rows_axis(self) -> int | None:
-        """Returns the axis of the first output that counts rows, if just one depends on them."""
-        dims = self.out()
-        found = [axis for axis, dim in enumerate(dims) if not is_fixed(dim)]
-        return found[0] if len(found) == 1 and is_rows(dims[found[0]]) else None
+        """Returns the axis of the first output that depends on the rows, if there is just one."""
+        found = [axis for axis, dim in enumerate(self.out()) if not is_fixed(dim)]
+        return found[0] if len(found) == 1 else None
 
 
 Rule = Callable[[Look], Each | None]

@@ -54,11 +54,11 @@ def _joined(look: Look, indices: range, place: Callable[[int], int | None]) -> E
     rest = [WHOLE] * (len(look.inputs) - len(indices))
     if set(facts) == {PART}:
         return look.each([OWN] * len(facts) + rest, PART)
-    first = next((f for f in facts if f.kind == "rows"), None)
-    axis = None if first is None else place(first.axis)
-    if first is None or axis is None:
+    of_rows = next((f.axis for f in facts if f.kind == "rows"), None)
+    if of_rows is None:
         return None
-    return look.each([rows_of(first.axis)] * len(facts) + rest, rows(axis))
+    axis = place(of_rows)
+    return None if axis is None else look.each([rows_of(of_rows)] * len(facts) + rest, rows(axis))
 
 
 @rule("ConcatV2")
@@ -101,9 +101,8 @@ def _cut(look: Look, index: int, place: Any) -> Each | None:
     needs = [OWN if i == index else WHOLE for i in range(len(look.inputs))]
     if fact == PART:
         return look.each(needs, PART)
-    if fact.kind != "rows" or int(place) % len(look.dims(index)) == fact.axis:
-        return None
-    return look.each(needs, fact)
+    is_cut = int(place) % len(look.dims(index)) == fact.axis
+    return None if is_cut else look.each(needs, fact)
 
 
 @rule_of_rows("ReverseV2", "Roll")
@@ -169,50 +168,24 @@ def _sliced_axes(look: Look, before: Dims, after: Dims, first: int) -> dict[int,
     return kept
 
 
-def _masked(look: Look, axis: int, rank: int) -> dict[str, int]:
-    """Returns masks that say, besides, that all of an axis is taken, whatever begin and end are."""
-    count = look.inputs[-1 if look.type == "StridedSlice" else -2].shape[0]
-    ellipsis, new = look.attr("ellipsis_mask"), look.attr("new_axis_mask")
-    given = sum(not (new >> i & 1 or ellipsis >> i & 1) for i in range(count))
-    at = 0
-    for i in range(count):
-        if ellipsis >> i & 1:
-            at += rank - given
-        elif not new >> i & 1:
-            if at == axis:
-                return {k: look.attr(k) | 1 << i for k in ("begin_mask", "end_mask")}
-            at += 1
-    return {}
-
-
 @rule_of_rows("StridedSlice", is_linear=True)
 def strided_slice(look: Look) -> Each | None:
-    """Takes whole rows."""
-    axis, dims = look.fact(0).axis, look.dims(0)
-    kept = _sliced_axes(look, dims, look.out(), 1)
-    if axis not in kept:
-        return None
-    masks = _masked(look, axis, len(dims))
-    return look.own_first(
-        rows(kept[axis]), emit=lambda context, op, values: context.copy(op, values, **masks)
-    )
+    """Takes whole rows. An end behind a tower's last row is cut."""
+    place = _sliced_axes(look, look.dims(0), look.out(), 1).get(look.fact(0).axis)
+    return None if place is None else look.own_first(rows(place))
 
 
 @rule("StridedSliceGrad")
 def strided_slice_gradient(look: Look) -> Each | None:
     """Puts the gradient of whole rows back into their place."""
-    fact, out = look.fact(4), look.out()
+    fact = look.fact(4)
     if fact == PART:
         return look.each([WHOLE] * 4 + [OWN], PART)
-    kept = _sliced_axes(look, out, look.dims(4), 1)
+    kept = _sliced_axes(look, look.out(), look.dims(4), 1)
     axis = next((a for a, place in kept.items() if rows(place) == fact), None)
     if axis is None:
         return None
-    masks = _masked(look, axis, len(out))
-    return look.each(
-        [shape_of(axis), WHOLE, WHOLE, WHOLE, OWN], rows(axis),
-        emit=lambda context, op, values: context.copy(op, values, **masks),
-    )  # fmt: skip
+    return look.each([shape_of(axis), WHOLE, WHOLE, WHOLE, OWN], rows(axis))
 
 
 @rule("BroadcastTo", "Tile")
