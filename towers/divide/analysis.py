@@ -15,7 +15,7 @@ from towers.divide.rule import RULES, Look
 # These make rows of a value that has none, if their shape argument counts rows.
 _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
               "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2")  # fmt: skip
-SHAPES = ("Shape", "ShapeN", "Size")
+SHAPES = ("Shape", "Size")
 # A size that these return may count rows for some batches and not for others.
 _CHOICES = ("Maximum", "Minimum", "Select", "SelectV2", "StatelessIf", "Where")
 

@@ -92,7 +92,7 @@ class Context:
 
     def _emit_size(self, op: Op) -> None:
         """Emits an operation whose result follows from shapes and constants."""
-        if op.type in ("Shape", "ShapeN", "Size"):
+        if op.type in ("Shape", "Size"):
             outputs = [self._shape(op, value, out) for value, out in zip(op.inputs, op.outputs)]
         else:
             outputs = self.copy(op, [self._whole(value) for value in op.inputs])

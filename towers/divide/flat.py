@@ -44,6 +44,9 @@ def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Valu
         elif operation.type == "ResourceGather":
             added, results = _as_gather(operation, inputs)
             ops += added
+        elif operation.type == "ShapeN":
+            added, results = _as_shapes(operation, inputs)
+            ops += added
         else:
             ops.append(new_op(operation.type, operation, inputs, operation.outputs))
             results = _unchanged(operation, inputs, ops[-1].outputs)
@@ -103,6 +106,15 @@ def _as_gather(operation: tf.Operation, inputs: list[Value]) -> tuple[list[Op], 
         "GatherV2", gather.op, [read.outputs[0], indices, axis.outputs[0]], operation.outputs
     )
     return [read, axis, found], found.outputs
+
+
+def _as_shapes(operation: tf.Operation, inputs: list[Value]) -> tuple[list[Op], list[Value]]:
+    """Returns shapes of several tensors, one by one, because TensorFlow evaluates only these."""
+    with operation.graph.as_default():
+        dtype = operation.get_attr("out_type")
+        shapes = [tf.raw_ops.Shape(input=tensor, out_type=dtype) for tensor in operation.inputs]
+    ops = [new_op("Shape", s.op, [v], [s]) for s, v in zip(shapes, inputs, strict=True)]
+    return ops, [op.outputs[0] for op in ops]
 
 
 def has_effects(op: Op) -> bool:
