@@ -312,6 +312,15 @@ add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [2]), N3)
 add("Fill", lambda x, y: tf.fill(tf.shape(x), y), N3, ())
 add("Fill", lambda x, y: tf.fill([tf.shape(x)[0], tf.shape(x)[0]], y), N3, (), divided=False)
 add("Fill", lambda x, y: tf.fill([tf.maximum(tf.shape(x)[0], 3)], y), N3, (), divided=False)
+add("Fill", lambda x, y: tf.fill([(tf.shape(x)[0] + 3) // 4 * 4], y), N3, (), divided=False)
+
+
+def _more_for_few_rows(x: tf.Tensor) -> tf.Tensor:
+    count = tf.shape(x)[0]
+    return count * tf.where(count > 5, 1, 2)
+
+
+add("Fill", lambda x, y: tf.fill([_more_for_few_rows(x)], y), N3, (), divided=False)
 add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4), N3, fill="labels")
 add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4, axis=0), N3, fill="labels")
 add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32)), N3, (5, 2), fill="labels")

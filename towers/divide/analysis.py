@@ -16,6 +16,12 @@ from towers.divide.rule import RULES, Look
 _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
               "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2")  # fmt: skip
 SHAPES = ("Shape", "Size")
+# What these compute of a number of rows is true for any number if it is true at the probes. Other
+# operations may round it, as in (n + 3) // 4 * 4, compare it, or choose, as in tf.maximum(n, 5).
+_EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
+    ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation Mul
+    Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
+    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
 # A size that these return may count rows for some batches and not for others.
 _CHOICES = ("Maximum", "Minimum", "Select", "SelectV2", "StatelessIf", "Where")
 
@@ -29,6 +35,7 @@ class Analysis:
     def __init__(self, forced: Collection[str] = ()) -> None:
         self.probes, self.forced = Probes(), forced
         self._early: list[Op] = []
+        self._counts: set[Op] = set()  # operations whose sizes may change from batch to batch
         self.is_inside = False
 
     def place(self, ops: Sequence[Op]) -> list[Op]:
@@ -130,14 +137,18 @@ class Analysis:
                 dims = None if found is None else list(zip(*(v.shape for v in found)))
             if dims is None or not all(map(is_fixed, dims)):
                 return False
-        if look.type not in _CHOICES:
+        if not any(value.op in self._counts for value in look.inputs):
             return True
-        return all(self._is_harmless(value) for value in look.inputs)
+        self._counts.add(look.op)
+        if look.type in _EXACT:
+            return True
+        num_probes = 4 if look.type in _CHOICES else 3  # the number of rows differs at the first 3
+        return all(self._is_harmless(value, num_probes) for value in look.inputs)
 
-    def _is_harmless(self, value: Value) -> bool:
-        """Returns whether a size is the same for all batches, so that choosing it is harmless."""
+    def _is_harmless(self, value: Value, num_probes: int) -> bool:
+        """Returns whether a size is the same at the first probes."""
         found = self.probes.values(value)
-        return found is not None and len({str(v) for v in found}) == 1
+        return found is not None and len({str(v) for v in found[:num_probes]}) == 1
 
     def _shape(self, look: Look) -> Each | None:
         """Answers for a shape: made where it is read, of constants, N and the tower's tensor."""
@@ -152,6 +163,8 @@ class Analysis:
                 is_known = value.shape.is_fully_defined()
             if not is_known:
                 return self._shape_of_parts(look)
+            if not value.shape.is_fully_defined():
+                self._counts.add(look.op)
         return Each([], [SIZE] * len(look.outputs))
 
     def _shape_of_parts(self, look: Look) -> Each | None:
