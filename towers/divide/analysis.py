@@ -3,11 +3,12 @@
 An operation without a rule runs once, on whole values. It is exact and only slower.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 
 from towers.divide import arithmetic, layers, loops, shapes  # noqa: F401  (their rules)
-from towers.divide.facts import ONCE, OWN, PART, SIZE, Each, Elements, Op, Value
+from towers.divide.facts import ONCE, OWN, PART, SIZE, Each, Elements, Op, Value, rows, rows_of
 from towers.divide.flat import has_effects, new_op
 from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
@@ -22,6 +23,8 @@ _EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo 
     ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation Mul
     Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
     StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
+# Operations that take time. Behind an operation that combined all rows, towers share them again.
+_WORK = re.compile("Conv|Dilation|MatMul|Einsum")
 # A size that these return may count rows for some batches and not for others.
 _CHOICES = ("Maximum", "Minimum", "Select", "SelectV2", "StatelessIf", "Where")
 
@@ -101,6 +104,16 @@ class Analysis:
         if each is not None:
             for value, fact in zip(op.outputs, each.facts, strict=True):
                 value.fact = fact
+        elif any(map(self._may_size, op.inputs)):
+            for value in op.outputs:
+                value.may_differ = True
+
+    def _may_size(self, value: Value) -> bool:
+        """Returns whether a value may give sizes that grow in another way than at the probes."""
+        if value.may_differ or value.fact != ONCE or not value.dtype.is_integer:
+            return value.may_differ
+        dims = self.probes.dims(value)
+        return dims is None or all(map(is_fixed, dims))
 
     def _each(self, op: Op) -> Each | None:
         """Returns how an operation runs in every tower, or None."""
@@ -111,6 +124,36 @@ class Analysis:
             return self._shape(look)
         if self._is_size(look):
             return Each([], [SIZE] * len(op.outputs))
+        each = self._by_rule(op)
+        if each is None and _WORK.search(op.type) and not self.is_inside:
+            return self._cut_again(op)
+        return each
+
+    def _cut_again(self, op: Op) -> Each | None:
+        """Returns how towers run an operation on their rows of whole values, or None."""
+        whole, found = op.inputs, {}
+        for value in whole:
+            axis = None if value.fact != ONCE or value.may_differ else self.probes.rows_axis(value)
+            if axis is not None:
+                cut = new_op("Identity", op.source, [value], [value]).outputs[0]
+                cut.fact = rows(axis)
+                self.probes.alias(cut, value)
+                found[value] = cut
+        op.inputs = [found.get(value, value) for value in whole]
+        each = self._by_rule(op) if found else None
+        op.inputs = whole
+        if each is None:
+            return None
+        source = {cut: value for value, cut in found.items()}
+        each.needs = [
+            (source.get(value, value), rows_of(value.fact.axis) if value in source and need == OWN
+             else need) for value, need in each.needs
+        ]  # fmt: skip
+        return each
+
+    def _by_rule(self, op: Op) -> Each | None:
+        """Returns how the table's rule runs an operation in every tower, or None."""
+        look = Look(op, self.probes, self.is_inside)
         is_divided = any(fact != ONCE for fact in look.facts())
         if op.type not in RULES or not (is_divided or op.type in _MAKE_ROWS):
             return None

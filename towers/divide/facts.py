@@ -78,6 +78,7 @@ class Value:
     shape: the shape in the trace; a None is a size that may change from batch to batch.
     elements: known facts about the elements, if it is a TensorList.
     rows_each: entries of the axis of rows for each example, once a shape has been read.
+    may_differ: whether its sizes may grow with the batch in another way than at the probes.
     """
 
     op: "Op"
@@ -87,6 +88,7 @@ class Value:
     fact: Fact = ONCE
     elements: Elements = Elements()
     rows_each: int | None = None
+    may_differ: bool = False
 
     @property
     def name(self) -> str:

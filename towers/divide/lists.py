@@ -113,7 +113,7 @@ def from_tensor(look: Look) -> Each | None:
         return None
     if fact == ONCE:
         axis = next((a for a, dim in enumerate(dims) if is_rows(dim)), None)
-        if axis is None:
+        if axis is None or look.inputs[0].may_differ:
             return None
         fact = rows(axis)
     if fact.kind != "rows" and fact != PART:

@@ -180,6 +180,12 @@ class Probes:
             return None
         return list(zip(*(shape.as_list() for shape in shapes)))
 
+    def rows_axis(self, value: Value) -> int | None:
+        """Returns the axis that counts rows, if no other axis depends on their number."""
+        open_axes = [axis for axis, dim in enumerate(self.dims(value) or ()) if not is_fixed(dim)]
+        has_rows = len(open_axes) == 1 and is_rows(self.dims(value)[open_axes[0]])  # type: ignore[index]
+        return open_axes[0] if has_rows else None
+
     def _values(self, value: Value) -> list[Any] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
         if value not in self._tensors:

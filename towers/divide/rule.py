@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Fact, Need, Op, rows, rows_of
-from towers.divide.probes import Dim, Probes, is_fixed, is_rows
+from towers.divide.probes import Dim, Probes
 
 Dims = Sequence[Dim]
 
@@ -73,11 +73,7 @@ class Look:
 
     def only_rows_axis(self) -> int | None:
         """Returns the axis of the first output that counts rows, if just one depends on them."""
-        dims = self.out()
-        if dims is None:
-            return None
-        found = [axis for axis, dim in enumerate(dims) if not is_fixed(dim)]
-        return found[0] if len(found) == 1 and is_rows(dims[found[0]]) else None
+        return self.probes.rows_axis(self.outputs[0])
 
 
 Rule = Callable[[Look], Each | None]
