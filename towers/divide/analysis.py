@@ -19,10 +19,12 @@ _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "Statel
 SHAPES = ("Shape", "Size")
 # What these compute of a number of rows is true for any number if it is true at the probes. Other
 # operations may round it, as in (n + 3) // 4 * 4, compare it, or choose, as in tf.maximum(n, 5).
-_EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
+_EXACT = frozenset(
+    """Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
     ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation Mul
     Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
-    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
+    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split()
+)
 # Operations that take time. Behind an operation that combined all rows, towers share them again.
 _WORK = re.compile("Conv|Dilation|MatMul|Einsum")
 # A size that these return may count rows for some batches and not for others.
@@ -104,7 +106,7 @@ class Analysis:
         if each is not None:
             for value, fact in zip(op.outputs, each.facts, strict=True):
                 value.fact = fact
-        elif any(map(self._may_size, op.inputs)):
+        if any(map(self._may_size, op.inputs)):
             for value in op.outputs:
                 value.may_differ = True
 
@@ -182,6 +184,8 @@ class Analysis:
                 return False
         if not any(value.op in self._counts for value in look.inputs):
             return True
+        if look.type == "StridedSlice" and self._is_harmless(look.outputs[0], 4):
+            return True  # such as the length of sequences in a shape
         self._counts.add(look.op)
         if look.type in _EXACT:
             return True
@@ -197,6 +201,9 @@ class Analysis:
         """Answers for a shape: made where it is read, of constants, N and the tower's tensor."""
         for i, value in enumerate(look.inputs):
             dims, axis = look.dims(i), value.fact.axis
+            if dims is not None and not value.may_differ and not value.shape.is_fully_defined():
+                constant = [dim[0] if len(set(dim)) == 1 else None for dim in dims]
+                value.shape = value.shape.merge_with(constant)  # the trace may know less
             if value.fact.kind == "rows":
                 is_known = value.shape.rank is not None and dims is not None
                 value.rows_each = rows_each(dims[axis]) if is_known else None
