@@ -40,6 +40,7 @@ class Analysis:
     def __init__(self, forced: Collection[str] = ()) -> None:
         self.probes, self.forced = Probes(), forced
         self._early: list[Op] = []
+        self._from_shapes: set[Op] = set()  # operations whose results follow from shapes, run once
         self._counts: set[Op] = set()  # operations whose sizes may change from batch to batch
         self.is_inside = False
 
@@ -106,16 +107,21 @@ class Analysis:
         if each is not None:
             for value, fact in zip(op.outputs, each.facts, strict=True):
                 value.fact = fact
-        if any(map(self._may_size, op.inputs)):
+        differs = any(value.may_differ for value in op.inputs)
+        if each is None and (differs or self._is_rounded(op)):
             for value in op.outputs:
                 value.may_differ = True
 
-    def _may_size(self, value: Value) -> bool:
-        """Returns whether a value may give sizes that grow in another way than at the probes."""
-        if value.may_differ or value.fact != ONCE or not value.dtype.is_integer:
-            return value.may_differ
-        dims = self.probes.dims(value)
-        return dims is None or all(map(is_fixed, dims))
+    def _is_rounded(self, op: Op) -> bool:
+        """Returns whether an operation that runs once may round or choose a number of rows."""
+        is_shape = op.type in SHAPES
+        from_shapes = all(v.fact == SIZE or v.op in self._from_shapes for v in op.inputs)
+        if not op.inputs or not (is_shape or from_shapes):
+            return False
+        self._from_shapes.add(op)
+        if is_shape or any(value.op in self._counts for value in op.inputs):
+            self._counts.add(op)
+        return op in self._counts and not is_shape and op.type not in _EXACT
 
     def _each(self, op: Op) -> Each | None:
         """Returns how an operation runs in every tower, or None."""

@@ -19,6 +19,8 @@ from towers.divide.analysis import Analysis
 from towers.divide.context import Context, Place, open_shape, reads, roots
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, new_op
+from towers.divide.probes import ROWS
+from towers.divide.ran_once import RunsOnce
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import add_tree, partial_sums
 
@@ -32,6 +34,7 @@ class Divided:
     def __init__(
         self, function: Any, row_inputs: Collection[int], devices: Sequence[str], *,
         parameter_device: str = "/cpu:0", add_on_devices: bool = False,
+        row_splits: Collection[int] = (),
     ) -> None:  # fmt: skip
         """
         Args:
@@ -40,7 +43,10 @@ class Divided:
             devices: the device of each tower.
             parameter_device: where whole values are.
             add_on_devices: whether towers' devices add what they can.
+            row_splits: the indices of its inputs that say where each ragged row begins, and where
+                the last one ends.
         """
+        self._row_splits = row_splits
         self._function, self._devices, self._home = function, devices, parameter_device
         self._adds_on_devices = add_on_devices
         self._rows = sorted(row_inputs)
@@ -75,11 +81,14 @@ class Divided:
                 if i in self._rows:
                     value.fact = rows(0)
                     analysis.probes.feed_rows(value)
+                elif i in self._row_splits:
+                    analysis.probes.feed(value, [[count + 1] for count in ROWS])
                 else:
                     analysis.probes.feed_static(value)
             self.ops = analysis.place(live(ops, self.outputs))
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
+                self.runs_once = RunsOnce(self.ops, analysis.probes)
                 return
             forced |= needed
 

@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from towers.divide.divided import Divided
+from towers.divide.ran_once import RanOnce
 from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import devices as devices_lib
 from towers.machine.devices import policy_of
@@ -74,9 +75,10 @@ class DividedStep:
         # Not under tf.init_scope, which stops gradient tapes.
         with tf.device(self._parameter_device), custom_gradients_forgotten():
             traced = tf.function(step, autograph=False).get_concrete_function(*flat)
+        dense, row_splits = _row_inputs(specs)
         divided = Divided(
-            traced, _row_inputs(specs), self._devices, parameter_device=self._parameter_device,
-            add_on_devices=self._policy.add_on_devices,
+            traced, dense, self._devices, parameter_device=self._parameter_device,
+            add_on_devices=self._policy.add_on_devices, row_splits=row_splits,
         )  # fmt: skip
         return traced, divided
 
@@ -98,6 +100,13 @@ class DividedStep:
         found = [variable for traced, _ in self.traces.values() for variable in traced.variables]
         return list({id(variable): variable for variable in found}.values())
 
+    def ran_once(self, batch_size: int) -> list[RanOnce]:
+        """Returns what the step traced last runs once, although it has rows of the batch."""
+        if not self.traces:
+            return []
+        _, divided = list(self.traces.values())[-1]
+        return divided.runs_once.rows(batch_size)
+
     @property
     def has_unsaved_noise(self) -> bool:
         """Returns whether the step draws noise by tf.random, whose state cannot be saved."""
@@ -109,14 +118,19 @@ class DividedStep:
         checks.check_agreement(self._cluster, self.variables, {"num_towers": self._num_towers})
 
 
-def _row_inputs(specs: Any) -> list[int]:
-    """Returns which of the flat tensors of a batch are dense, with the rows along axis 0."""
-    found, place = [], 0
+def _row_inputs(specs: Any) -> tuple[list[int], list[int]]:
+    """Returns which of the flat tensors of a batch are dense, with the rows along axis 0.
+
+    The second list has those that say where ragged rows begin and end.
+    """
+    dense, row_splits, place = [], [], 0
     for spec in tf.nest.flatten(specs):
         if spec is None:
             continue
         parts = tf.nest.flatten(spec, expand_composites=True)
         if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            found.append(place)
+            dense.append(place)
+        if isinstance(spec, tf.RaggedTensorSpec):  # the values, then the splits of each axis
+            row_splits.append(place + len(parts) - spec.ragged_rank)
         place += len(parts)
-    return found
+    return dense, row_splits

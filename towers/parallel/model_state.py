@@ -46,6 +46,7 @@ class Towers:
     custom_steps: dict[str, CustomStep | DividedStep] = field(  # by "train", "test", ...
         default_factory=dict
     )
+    warned_of_speed: bool = False  # what a divided step runs once takes time
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
