@@ -17,7 +17,7 @@ from towers.divide.rule import RULES, Look
 _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
               "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2")  # fmt: skip
 SHAPES = ("Shape", "Size")
-# What these compute of a number of rows is true for any number if it is true at the probes. Other
+# Arithmetic on a number of rows that is true for any number if it is true at the probes. Other
 # operations may round it, as in (n + 3) // 4 * 4, compare it, or choose, as in tf.maximum(n, 5).
 _EXACT = frozenset(
     """Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset

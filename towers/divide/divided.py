@@ -89,6 +89,8 @@ class Divided:
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
                 self.runs_once = RunsOnce(self.ops, analysis.probes)
+                once = (op for op in self.ops if op.each is None)
+                self.fixed_batch = list(filter(analysis.probes.has_fixed_batch, once))
                 return
             forced |= needed
 

@@ -14,8 +14,9 @@ from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import devices as devices_lib
 from towers.machine.devices import policy_of
 from towers.machine.tensorflow_internals import custom_gradients_forgotten
+from towers.machine.user_lines import line_of
 from towers.step import checks, state as state_lib
-from towers.step.checks import checked_rows
+from towers.step.checks import BatchInCode, checked_rows
 from towers.step.structures import batch_specs, components, packed
 from towers.workers.workers import join_workers
 
@@ -28,7 +29,7 @@ def is_switched_on() -> bool:
 class DividedStep:
     """Runs a model's train_step, test_step or predict_step, Keras' or its own, on towers."""
 
-    is_alone = False  # no tower can be run again by itself to find the first error
+    is_alone = True
 
     def __init__(
         self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int
@@ -69,8 +70,8 @@ class DividedStep:
     def _trace(self, specs: Any) -> tuple[Any, Divided]:
         flat = components(specs)
 
-        def step(*tensors: tf.Tensor) -> Any:
-            return self._step(packed(specs, iter(tensors)))
+        def step(*data: tf.Tensor) -> Any:  # "data" as in Keras, in the names of messages
+            return self._step(packed(specs, iter(data)))
 
         # Not under tf.init_scope, which stops gradient tapes.
         with tf.device(self._parameter_device), custom_gradients_forgotten():
@@ -80,6 +81,11 @@ class DividedStep:
             traced, dense, self._devices, parameter_device=self._parameter_device,
             add_on_devices=self._policy.add_on_devices, row_splits=row_splits,
         )  # fmt: skip
+        if divided.fixed_batch:
+            raise BatchInCode(
+                f"{line_of(divided.fixed_batch[0].source)} works for one batch size alone, which "
+                "is written into the code. Take it from the data: tf.shape(x)[0]."
+            )
         return traced, divided
 
     def __call__(self, data: Any) -> Any:
@@ -93,6 +99,11 @@ class DividedStep:
         with checked_rows(*(data if is_usual else [data])):
             outputs = divided(*components(data))
         return packed(traced.structured_outputs, iter(outputs))
+
+    def run_undivided(self, data: Any) -> None:
+        """Runs the step as on one device, to raise the error that cancelled the towers."""
+        traced, _ = self.prepare(data)
+        traced(*components(data))
 
     @property
     def variables(self) -> list[Any]:

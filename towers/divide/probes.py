@@ -115,19 +115,35 @@ class Probes:
         """
         if not kept:
             return
-        try:
-            self._import(kept)
-        except (ValueError, tf.errors.InvalidArgumentError):
-            if len(kept) == 1:
-                for value in kept[0].outputs:
-                    self.feed_static(value)
-                return
+        found = self._import(kept, self._graphs)
+        if found is not None:
+            outputs = (value for op in kept for value in op.outputs)
+            self._tensors.update(zip(outputs, map(list, zip(*found, strict=True)), strict=True))
+        elif len(kept) == 1:
+            for value in kept[0].outputs:
+                self.feed_static(value)
+        else:
             half = len(kept) // 2
             self._infer(kept[:half])
             self._infer(kept[half:])
 
-    def _import(self, kept: list[Op]) -> None:
-        """Adds operations to the graphs of all probes."""
+    def has_fixed_batch(self, op: Op) -> bool:
+        """Returns whether an operation that runs once works for one batch size alone.
+
+        It has rows, its result has a fixed size, and TensorFlow refuses it for many rows. For few
+        rows, it refuses others, too, such as the search for the largest 16.
+        """
+        has_rows = any(value.fact.kind == "rows" for value in op.inputs)
+        if not has_rows or not op.outputs:
+            return False
+        is_fixed_size = all(value.shape.num_elements() for value in op.outputs)
+        return is_fixed_size and self._import([op], self._graphs[:1]) is None
+
+    def _import(self, kept: list[Op], graphs: Sequence[tf.Graph]) -> list[list[tf.Tensor]] | None:
+        """Adds operations to graphs of the first probes; returns their outputs in each graph.
+
+        Returns None if TensorFlow refuses an operation.
+        """
         outputs = [value for op in kept for value in op.outputs]
         added = set(outputs)
         outside = {value for op in kept for value in op.inputs if value not in added}
@@ -147,19 +163,19 @@ class Probes:
         known = [value for value in outside if value in self._tensors]
         self._num_imports += 1  # names in a graph must differ, also after an import that failed
         found = []
-        for k, graph in enumerate(self._graphs):
+        for k, graph in enumerate(graphs):
             mine = tf.compat.v1.GraphDef(node=[self._fed(v, k, name) for v, name in names.items()])
             mine.MergeFrom(definition)
             mine.versions.producer = tf.version.GRAPH_DEF_VERSION  # else [] is an unknown shape
             feeds = {value.name: self._tensors[value][k] for value in known}
+            results, name = [value.name for value in outputs], f"import_{self._num_imports}"
             with graph.as_default():
-                results = [value.name for value in outputs]
-                found.append(tf.graph_util.import_graph_def(
-                    mine, feeds, results, name=f"import_{self._num_imports}"
-                ) or [])  # fmt: skip
-        self._tensors.update(
-            {value: list(each) for value, each in zip(outputs, zip(*found, strict=True))}
-        )
+                try:
+                    tensors = tf.graph_util.import_graph_def(mine, feeds, results, name=name)
+                except (ValueError, tf.errors.InvalidArgumentError):
+                    return None
+            found.append(tensors or [])
+        return found
 
     def _fed(self, value: Value, k: int, name: str) -> Any:
         """Returns the node of a value that no graph computes, at probe k."""

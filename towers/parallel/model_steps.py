@@ -124,9 +124,9 @@ def ran_once(model: keras.Model) -> list[RanOnce]:
         model: a parallel model that has trained, evaluated or predicted.
 
     Returns:
-        named tuples `line`, `operation`, `times`, `cause`, `num_bytes`, `share`: one for each line
-        of the user and type of operation in the training step, or else in the step that was made
-        first. The largest share comes first.
+        named tuples with `line`, `operation`, `times`, `cause`, `num_bytes` and `share`, one for
+        each line and type of operation. The largest share comes first. They describe the training
+        step, or else the step that was made first.
     """
     if STATE not in vars(model):
         raise ValueError(f"model {model.name!r} is not parallel: call towers.make_parallel on it.")
@@ -163,8 +163,9 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
         run_in_turn(towers.step, name, *batch)
         return
     before = [(variable, variable.numpy()) for variable in own.variables]
+    run = own.run_undivided if isinstance(own, DividedStep) else own
     try:
-        own(*batch)
+        run(*batch)
     finally:
         for variable, value in before:
             variable.assign(value)
