@@ -278,9 +278,8 @@ def test_what_a_step_assigns_follows_from_the_whole_batch():
 
 def test_an_option_that_divided_steps_lack_is_an_error():
     x, y, _ = classes(11)
-    for option in ({"batch_norm": "average"}, {"strategy": "mirrored"}):
-        model = keras.Sequential([keras.Input((6,)), L.BatchNormalization(), L.Dense(3)])
-        parallel = towers.make_parallel(model, 2, **option)
-        parallel.compile("sgd", "mse")
-        with pytest.raises(ValueError, match=f"TOWERS_DIVIDE=1 cannot be .* {next(iter(option))} "):
-            parallel.train_on_batch(x, y)
+    model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
+    parallel = towers.make_parallel(model, 2, strategy="mirrored")
+    parallel.compile("sgd", "mse")
+    with pytest.raises(ValueError, match="TOWERS_DIVIDE=1 cannot be .* strategy "):
+        parallel.train_on_batch(x, y)

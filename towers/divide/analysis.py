@@ -5,10 +5,12 @@ An operation without a rule runs once, on whole values. It is exact and only slo
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from towers.divide import arithmetic, layers, loops, shapes  # noqa: F401  (their rules)
-from towers.divide.facts import ONCE, OWN, PART, SIZE, Each, Elements, Op, Value, rows, rows_of
+from towers.divide import arithmetic, layers, loops, own_moments, shapes  # noqa: F401  (their rules)
+from towers.divide.facts import (
+    EACH, ONCE, OWN, PART, SIZE, Each, Elements, Op, Value, rows, rows_of,
+)  # fmt: skip
 from towers.divide.flat import has_effects, new_op
 from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
@@ -35,9 +37,13 @@ class Analysis:
     """Gives every value of a trace its fact, and every operation its place.
 
     forced: names of traced operations that run once although a rule says otherwise.
+    markers: the markers of statistics that each tower has for itself, by name.
     """
 
-    def __init__(self, forced: Collection[str] = ()) -> None:
+    def __init__(
+        self, forced: Collection[str] = (), markers: Mapping[str, own_moments.Marked] | None = None
+    ) -> None:
+        self._markers = markers or {}
         self.probes, self.forced = Probes(), forced
         self._early: list[Op] = []
         self._from_shapes: set[Op] = set()  # operations whose results follow from shapes, run once
@@ -132,7 +138,10 @@ class Analysis:
             return self._shape(look)
         if self._is_size(look):
             return Each([], [SIZE] * len(op.outputs))
-        each = self._by_rule(op)
+        each = own_moments.each_of(op, self._markers) if self._markers else None
+        if each is None and EACH in look.facts():
+            each = own_moments.elementwise(op)
+        each = each or self._by_rule(op)
         if each is None and _WORK.search(op.type) and not self.is_inside:
             return self._cut_again(op)
         return each

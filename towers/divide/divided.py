@@ -10,15 +10,16 @@ Even numbers are stages in the towers, odd ones are meetings on the parameter de
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from towers.divide.analysis import Analysis
 from towers.divide.context import Context, Place, open_shape, reads, roots
-from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
+from towers.divide.facts import EACH, ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, new_op
+from towers.divide.own_moments import Marked
 from towers.divide.probes import ROWS
 from towers.divide.ran_once import RunsOnce
 from towers.machine.tensorflow_internals import KEEP_WHOLE
@@ -34,7 +35,8 @@ class Divided:
     def __init__(
         self, function: Any, row_inputs: Collection[int], devices: Sequence[str], *,
         parameter_device: str = "/cpu:0", add_on_devices: bool = False,
-        row_splits: Collection[int] = (),
+        row_splits: Collection[int] = (), markers: Mapping[str, Marked] | None = None,
+        takes_first: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -45,8 +47,11 @@ class Divided:
             add_on_devices: whether towers' devices add what they can.
             row_splits: the indices of its inputs that say where each ragged row begins, and where
                 the last one ends.
+            markers: the markers of statistics that each tower has for itself, by name.
+            takes_first: whether such a statistic is tower 0's if it is read whole, instead of the
+                average over all rows.
         """
-        self._row_splits = row_splits
+        self._row_splits, self._markers, self._takes_first = row_splits, markers, takes_first
         self._function, self._devices, self._home = function, devices, parameter_device
         self._adds_on_devices = add_on_devices
         self._rows = sorted(row_inputs)
@@ -76,7 +81,7 @@ class Divided:
             ]
             arguments = {id(t): v for t, v in zip(graph.inputs, self._given, strict=True)}
             ops, self.outputs = flatten(graph, arguments)
-            analysis = Analysis(forced)
+            analysis = Analysis(forced, self._markers)
             for i, value in enumerate(self._given):
                 if i in self._rows:
                     value.fact = rows(0)
@@ -105,7 +110,9 @@ class Divided:
         given = dict(zip(self._given, [*arguments, *captured], strict=True))
         with tf.device(self._home):
             batch = self._given[self._rows[0]] if self._rows else None
-            run = _Run(given, batch, self._devices, self._home, self._adds_on_devices)
+            run = _Run(
+                given, batch, self._devices, self._home, self._adds_on_devices, self._takes_first
+            )
         for phase, ops in sorted(self._phases.items()):
             if phase % 2 == 0:
                 self._stages[phase].call(run)
@@ -180,10 +187,11 @@ class _Run:
 
     def __init__(
         self, given: dict[Value, Any], batch: Value | None, devices: Sequence[str], home: str,
-        adds_on_devices: bool,
+        adds_on_devices: bool, takes_first: bool,
     ) -> None:  # fmt: skip
         """batch: one of the values given, which has the rows of the batch."""
         self.devices, self.home, self._adds_on_devices = devices, home, adds_on_devices
+        self._takes_first = takes_first
         num_towers = len(devices)
         total = tf.shape(given[batch])[0] if batch is not None else tf.constant(1)
         tower = tf.range(num_towers)
@@ -210,9 +218,12 @@ class _Run:
         if value in self._given:
             return self._given[value]
         if value not in self._met:
-            parts = [self._real(t, value) for t in range(len(self.towers))]
+            is_split = value.fact != EACH
+            parts = [self._real(t, value) for t in range(len(self.towers)) if is_split]
             with tf.device(self.home):
-                if value.fact == PART:
+                if value.fact == EACH:
+                    self._met[value] = self._average(value)
+                elif value.fact == PART:
                     tree = partial_sums(
                         [[part] for part in parts], self.devices,
                         add_on_devices=self._adds_on_devices, parameter_device=self.home,
@@ -221,6 +232,19 @@ class _Run:
                 else:
                     self._met[value] = tf.concat(parts, value.fact.axis)
         return self._met[value]
+
+    def _average(self, value: Value) -> Any:
+        """Returns the average of what the towers have, weighted by rows, or tower 0's."""
+        first = self.towers[0][value]
+        if self._takes_first or not value.dtype.is_floating:
+            return first
+        found = []
+        for t, place in enumerate(self.places):
+            own = self.towers[t][value]
+            weight = tf.cast(place.count, own.dtype) / tf.cast(self._total, own.dtype)
+            # Without rows, a tower has computed on the last row.
+            found.append(tf.where(self._has_rows[t], own * weight, tf.zeros_like(own)))
+        return tf.add_n(found)
 
     def _real(self, t: int, value: Value) -> Any:
         """Returns what a tower adds to a value: no rows, or zeros, if the tower has no rows."""

@@ -3,12 +3,14 @@
 import functools
 import os
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from towers.divide.divided import Divided
+from towers.divide.own_moments import Marked, marking
 from towers.divide.ran_once import RanOnce
 from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import devices as devices_lib
@@ -32,14 +34,17 @@ class DividedStep:
     is_alone = True
 
     def __init__(
-        self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int
-    ) -> None:
+        self, model: keras.Model, name: str, devices: Sequence[str], num_towers: int,
+        batch_norm: str | None = None,
+    ) -> None:  # fmt: skip
         """
         Args:
             model: a Keras model.
             name: the name of the method of the model's class, data -> logs or predictions.
             devices: the names of the devices.
             num_towers: the number of towers.
+            batch_norm: "average" or "tower0" for layers that normalize each tower's rows by
+                themselves; by default, by the mean and variance of the whole batch.
 
         Raises:
             ValueError: this process is one of several workers.
@@ -53,7 +58,7 @@ class DividedStep:
         devices_lib.set_graph_optimizer(self._policy.optimize_graphs)
         self._devices = devices_lib.place_towers(num_towers, devices)
         self._parameter_device = state_lib.variables_device(model)
-        self._num_towers = num_towers
+        self._num_towers, self._model, self._batch_norm = num_towers, model, batch_norm
         self.traces: dict[str, tuple[Any, Divided]] = {}
 
     def prepare(self, data: Any) -> tuple[Any, Divided]:
@@ -74,12 +79,17 @@ class DividedStep:
             return self._step(packed(specs, iter(data)))
 
         # Not under tf.init_scope, which stops gradient tapes.
-        with tf.device(self._parameter_device), custom_gradients_forgotten():
+        has_own = self._batch_norm in ("average", "tower0")
+        marks: AbstractContextManager[dict[str, Marked]] = (
+            marking(self._model) if has_own else nullcontext({})
+        )
+        with tf.device(self._parameter_device), custom_gradients_forgotten(), marks as markers:
             traced = tf.function(step, autograph=False).get_concrete_function(*flat)
         dense, row_splits = _row_inputs(specs)
         divided = Divided(
             traced, dense, self._devices, parameter_device=self._parameter_device,
-            add_on_devices=self._policy.add_on_devices, row_splits=row_splits,
+            add_on_devices=self._policy.add_on_devices, row_splits=row_splits, markers=markers,
+            takes_first=self._batch_norm == "tower0",
         )  # fmt: skip
         if divided.fixed_batch:
             raise BatchInCode(

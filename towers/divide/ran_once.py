@@ -32,7 +32,7 @@ Bytes = Sequence[int]  # at these probes
 class RanOnce(NamedTuple):
     """Describes operations of one type and line that have rows of the batch and run once.
 
-    line: the user's line that made them, such as "model.py:31", or the name scope of Keras' layer.
+    line: the user's line that made them, such as "file.py:31", or the name scope of Keras' layer.
     cause: an operation before them that combined the rows, with its line; "" if there is none.
     num_bytes: the bytes of rows that they read in a step.
     share: an estimate of their share of the step, from 0 to 1: the bytes that they read and write,
@@ -47,7 +47,7 @@ class RanOnce(NamedTuple):
     share: float
 
     def __str__(self) -> str:
-        """Returns a text such as "model.py:31: MatMul (2 times, 1.2 MB of rows, 40% of the step)"."""
+        """Returns a text such as "file.py:31: MatMul (2 times, 1.2 MB of rows, 40% of the step)"."""
         times = f"{self.times:,} times, " if self.times > 1 else ""
         size = filesize.decimal(self.num_bytes)
         after = f", after {self.cause}" if self.cause else ""

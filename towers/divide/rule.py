@@ -5,7 +5,20 @@ from typing import Any
 
 import numpy as np
 
-from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Fact, Need, Op, rows, rows_of
+from towers.divide.facts import (
+    EACH,
+    ONCE,
+    OWN,
+    PART,
+    SIZE,
+    WHOLE,
+    Each,
+    Fact,
+    Need,
+    Op,
+    rows,
+    rows_of,
+)
 from towers.divide.probes import Dim, Probes
 
 Dims = Sequence[Dim]
@@ -108,7 +121,7 @@ def align(look: Look, indices: Sequence[int], result: int = 0) -> Each | None:
     axis = look.fact(first).axis + len(out) - len(dims[first])
     if out[axis] != dims[first][look.fact(first).axis]:
         return None
-    needs = [WHOLE] * len(look.inputs)
+    needs = [OWN if fact == EACH else WHOLE for fact in look.facts()]
     for i in indices:
         own = axis - (len(out) - len(dims[i]))
         if own >= 0 and dims[i][own] == out[axis]:

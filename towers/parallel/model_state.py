@@ -161,7 +161,7 @@ def custom_step_of(
         if name not in towers.custom_steps:
             _check_divisible(towers)
             towers.custom_steps[name] = DividedStep(
-                model, f"{name}_step", towers.devices, towers.num_towers
+                model, f"{name}_step", towers.devices, towers.num_towers, towers.batch_norm
             )
         return towers.custom_steps[name]
     if name not in towers.custom_steps and (gathers or overrides(model, f"{name}_step")):
@@ -185,7 +185,6 @@ def custom_step_of(
 def _check_divisible(towers: Towers) -> None:
     """Raises ValueError for options that steps do not have with TOWERS_DIVIDE=1."""
     options = {
-        "batch_norm": towers.batch_norm in ("average", "tower0"),
         "strategy": towers.strategy != "parameter_server",
         "gpus_per_tower": towers.gpus_per_tower > 1,
         "towers.NoiseScale": towers.noise_scale,

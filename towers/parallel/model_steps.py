@@ -117,7 +117,7 @@ def ran_once(model: keras.Model) -> list[RanOnce]:
     ```python
     parallel.fit(x, y, batch_size=1024)
     for row in towers.ran_once(parallel):
-        print(row)  # model.py:31: MatMul (1.2 MB of rows, 40% of the step)
+        print(row)  # file.py:31: MatMul (1.2 MB of rows, 40% of the step)
     ```
 
     Args:

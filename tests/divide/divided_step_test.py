@@ -77,7 +77,7 @@ def test_a_batch_size_in_the_code_is_an_error_with_its_line(name):
     error = error_of(towers.make_parallel(model, 2), X, Y)
     line = FIXED[name].__code__.co_firstlineno
     assert isinstance(error, ValueError)
-    assert str(error).startswith(f"errors_test.py:{line} works for one batch size alone")
+    assert str(error).startswith(f"divided_step_test.py:{line} works for one batch size alone")
     assert str(error).endswith("Take it from the data: tf.shape(x)[0].")
 
 
