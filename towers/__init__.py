@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.workers.workers import join_workers
     from towers.parallel.fit_options import HangTimeout, NoiseScale
+    from towers.parallel.model_steps import ran_once
     from towers.parallel.parallel_model import make_parallel
     from towers.resume.resume import Resume
     from towers.step import TowerStep
@@ -32,6 +33,7 @@ _MODULES = {
     "join_workers": "towers.workers.workers", "logical_cpus": "towers.machine.logical",
     "logical_gpus": "towers.machine.logical", "make_parallel": "towers.parallel.parallel_model",
     "models": "towers.models", "prefetched": "towers.step.prefetch",
+    "ran_once": "towers.parallel.model_steps",
     "tower_devices": "towers.machine.devices", "train": "towers.app.run",
 }
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
@@ -39,7 +41,7 @@ _WITHOUT_TENSORFLOW = ("TrainConfig",)
 __all__ = [
     "HangTimeout", "NoiseScale", "Resume", "TowerStep", "TrainConfig", "datasets", "digest",
     "gather", "join_workers", "logical_cpus", "logical_gpus", "make_parallel", "models",
-    "prefetched", "tower_devices", "train",
+    "prefetched", "ran_once", "tower_devices", "train",
 ]
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
-import keras  # noqa: F401  (before the first fork: its import takes seconds)
+import keras  # noqa: E402, F401  (before the first fork: its import takes seconds)
 
 MODULES = ("arithmetic", "shapes", "layers", "rule", "lists", "loops", "analysis")
 TESTS = ("arithmetic", "shapes", "layers", "loops")

@@ -91,6 +91,15 @@ def test_noise_left_out():
     assert (draws[0]().numpy() != draws[0]().numpy()).any()
 
 
+def test_moments_of():
+    x = np.arange(6.0, dtype="float32").reshape(3, 2)
+    layer = keras.layers.BatchNormalization()
+    layer.build(x.shape)
+    mean, variance = keras_internals.moments_of(layer)(tf.constant(x), None)
+    np.testing.assert_allclose(mean, x.mean(0))
+    np.testing.assert_allclose(variance, x.var(0), 1e-6)
+
+
 def test_moments_replaced():
     layer = L.BatchNormalization(epsilon=0.0, momentum=0.0)
     layer.build((None, 2))

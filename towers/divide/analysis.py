@@ -3,12 +3,15 @@
 An operation without a rule runs once, on whole values. It is exact and only slower.
 """
 
+import re
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
-from towers.divide import arithmetic, layers, loops, shapes  # noqa: F401  (their rules)
+from towers.divide import arithmetic, layers, loops, own_moments, shapes  # noqa: F401  (rules)
 from towers.divide.context import roots
-from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Op, Value
+from towers.divide.facts import (
+    EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Op, Value, rows, rows_of,
+)  # fmt: skip
 from towers.divide.flat import has_effects, new_op
 from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
@@ -20,21 +23,25 @@ SHAPES = ("Shape", "Size")
 # Exact arithmetic: what these make of a number of rows is true for all numbers if it is true at
 # the probes. Other operations may round it, as in n // 2 * 2, compare it, or choose, as in
 # tf.maximum(n, 5).
-_EXACT = frozenset(
-    """Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
+_EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
     ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation
-    Mul Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
-    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split()
-)
+    Mul Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV
+    Squeeze StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
+# Operations that take time. Behind an operation that combined all rows, towers share them again.
+_WORK = re.compile("Conv|Dilation|MatMul|Einsum")
 
 
 class Analysis:
     """Gives every value of a trace its fact, and every operation its place.
 
     forced: names of traced operations that run once although a rule says otherwise.
+    markers: the markers of statistics that each tower has for itself, by name.
     """
 
-    def __init__(self, forced: Collection[str] = ()) -> None:
+    def __init__(
+        self, forced: Collection[str] = (), markers: Mapping[str, own_moments.Marked] | None = None
+    ) -> None:
+        self._markers = markers or {}
         self.probes, self.forced = Probes(), forced
         self._early: list[Op] = []
         self._sizes: dict[Op, bool] = {}  # what follows from shapes: may it change by the batch?
@@ -158,6 +165,39 @@ class Analysis:
             return self._shape(look)
         if self._is_size(look):
             return Each([], [SIZE] * len(op.outputs))
+        each = own_moments.each_of(op, self._markers) if self._markers else None
+        if each is None and EACH in look.facts():
+            each = own_moments.elementwise(op)
+        each = each or self._by_rule(op)
+        if each is None and _WORK.search(op.type) and not self.is_inside:
+            return self._cut_again(op)
+        return each
+
+    def _cut_again(self, op: Op) -> Each | None:
+        """Returns how towers run an operation on their rows of whole values, or None."""
+        whole, found = op.inputs, {}
+        for value in whole:
+            axis = None if value.fact != ONCE else self.probes.rows_axis(value)
+            if axis is not None:
+                cut = new_op("Identity", op.source, [value], [value]).outputs[0]
+                cut.fact = rows(axis)
+                self.probes.alias(cut, value)
+                found[value] = cut
+        op.inputs = [found.get(value, value) for value in whole]
+        each = self._by_rule(op) if found else None
+        op.inputs = whole
+        if each is None:
+            return None
+        source = {cut: value for value, cut in found.items()}
+        each.needs = [
+            (source.get(value, value), rows_of(value.fact.axis) if value in source and need == OWN
+             else need) for value, need in each.needs
+        ]  # fmt: skip
+        return each
+
+    def _by_rule(self, op: Op) -> Each | None:
+        """Returns how the table's rule runs an operation in every tower, or None."""
+        look = Look(op, self.probes, self.is_inside)
         is_divided = any(fact != ONCE for fact in look.facts())
         if op.type not in RULES or not (is_divided or op.type in _MAKE_ROWS):
             return None
@@ -198,6 +238,9 @@ class Analysis:
         """Answers for a shape: made where it is read, of constants, N and the tower's tensor."""
         for i, value in enumerate(look.inputs):
             dims, axis = look.dims(i), value.fact.axis
+            if dims is not None and not value.shape.is_fully_defined():
+                constant = [dim[0] if len(set(dim)) == 1 else None for dim in dims]
+                value.shape = value.shape.merge_with(constant)  # the trace may know less
             if value.fact.kind == "rows":
                 is_known = value.shape.rank is not None and dims is not None
                 value.rows_each = rows_each(dims[axis]) if is_known else None

@@ -5,7 +5,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.facts import AS_PART, ONCE, OWN, PART, WHOLE, Each, Fact, rows, rows_of
+from towers.divide.facts import AS_PART, EACH, ONCE, OWN, PART, WHOLE, Each, Fact, rows, rows_of
 from towers.divide.probes import rows_each
 from towers.divide.rule import Look, align, contract, kept_axes, rule, rule_of_rows
 
@@ -21,7 +21,7 @@ _LINEAR = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike"
 _BROADCAST = """ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex
     EluGrad Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac InvGrad LeakyReluGrad
     LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter
-    NotEqual Pow ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad SeluGrad SigmoidGrad
+    NotEqual Pow ReciprocalGrad Relu6Grad ReluGrad RightShift SeluGrad SigmoidGrad
     SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference TanhGrad TruncateDiv TruncateMod
     Xdivy Xlog1py Xlogy Zeta"""
 
@@ -44,6 +44,14 @@ def several_identities(look: Look) -> Each | None:
     return look.each([OWN if f != ONCE else WHOLE for f in look.facts()], *look.facts())
 
 
+@rule("RsqrtGrad")
+def rsqrt_gradient(look: Look) -> Each | None:
+    """Multiplies the gradient by -y^3 / 2."""
+    if look.facts() == [EACH, PART]:
+        return look.each([OWN, OWN], PART)
+    return broadcast_elements(look)
+
+
 @rule(*_BROADCAST.split())
 def broadcast_elements(look: Look) -> Each | None:
     """Computes each element from elements at its position."""
@@ -64,8 +72,10 @@ def factors(look: Look) -> Each | None:
     """Multiplies parts by a whole value, or divides them by it. Quotients of integers are cut."""
     facts = look.facts()
     is_exact = look.type == "Mul" or not look.outputs[0].dtype.is_integer
-    if facts == [PART, ONCE] and is_exact or facts == [ONCE, PART] and look.type == "Mul":
-        return look.each([OWN if f == PART else WHOLE for f in facts], PART)
+    is_factor = [fact in (ONCE, EACH) for fact in facts]
+    is_quotient = facts[0] == PART and is_factor[1] and is_exact
+    if is_quotient or look.type == "Mul" and is_factor[0] and facts[1] == PART:
+        return look.each([WHOLE if f == ONCE else OWN for f in facts], PART)
     return align(look)
 
 

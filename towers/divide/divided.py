@@ -6,7 +6,7 @@ a global batch                -->  each phase in its turn
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,9 +16,12 @@ from towers.divide.context import reads, roots
 from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, merged, new_op
 from towers.divide.meetings import Meeting
+from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import phases_of
+from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
+from towers.divide.ran_once import RunsOnce
 from towers.divide.stages import Run, Stage
 
 _END = -2  # stands for the phase in which the results are read
@@ -30,7 +33,8 @@ class Divided:
     def __init__(
         self, graph: Any, row_inputs: Collection[int], devices: Sequence[str], *,
         parameter_device: str = "/cpu:0", add_on_devices: bool = False,
-        gives_parts: bool = False,
+        gives_parts: bool = False, row_splits: Collection[int] = (),
+        markers: Mapping[str, Marked] | None = None, takes_first: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -40,7 +44,13 @@ class Divided:
             parameter_device: where whole values are.
             add_on_devices: whether towers' devices add what they can.
             gives_parts: whether `with_parts` will be called.
+            row_splits: the indices of its inputs that say where each ragged row begins, and where
+                the last one ends.
+            markers: the markers of statistics that each tower has for itself, by name.
+            takes_first: whether such a statistic is tower 0's if it is read whole, instead of the
+                average over all rows.
         """
+        self._row_splits, self._markers, self._takes_first = row_splits, markers, takes_first
         self._graph, self._devices, self._home = graph, devices, parameter_device
         self._adds_on_devices = add_on_devices
         self._rows = sorted(row_inputs)
@@ -73,17 +83,22 @@ class Divided:
             ]
             arguments = {id(t): v for t, v in zip(self._graph.inputs, self._given, strict=True)}
             ops, self.outputs = merged(*flatten(self._graph, arguments))
-            analysis = Analysis(forced)
+            analysis = Analysis(forced, self._markers)
             for i, value in enumerate(self._given):
                 if i in self._rows:
                     value.fact = rows(0)
                     analysis.probes.feed_rows(value)
+                elif i in self._row_splits:
+                    analysis.probes.feed(value, [[count + 1] for count in ROWS])
                 else:
                     analysis.probes.feed_static(value)
             self.ops = analysis.place(live(ops, self.outputs))
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
                 multiply_sums(self.ops)
+                self.runs_once = RunsOnce(self.ops, analysis.probes)
+                once = (op for op in self.ops if op.each is None)
+                self.fixed_batch = list(filter(analysis.probes.has_fixed_batch, once))
                 return
             forced |= needed
 
@@ -126,7 +141,9 @@ class Divided:
         given = dict(zip(self._given, [*arguments, *captured], strict=True))
         with tf.device(self._home):
             batch = self._given[self._rows[0]] if self._rows else None
-            run = Run(given, batch, self._devices, self._home, self._adds_on_devices)
+            run = Run(
+                given, batch, self._devices, self._home, self._adds_on_devices, self._takes_first
+            )
         for phase in self._phases:
             phase.call(run)
         return run

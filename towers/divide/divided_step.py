@@ -2,12 +2,15 @@
 
 import functools
 from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from towers.divide.divided import Divided
+from towers.divide.own_moments import Marked, marking
+from towers.divide.ran_once import RanOnce
 from towers.divide.switch import check_divisible
 from towers.divide.unchanged import unchanged
 from towers.graph.repeatable import has_unsaved_noise
@@ -15,8 +18,9 @@ from towers.machine import devices as devices_lib
 from towers.machine.devices import Policy
 from towers.machine.keras_internals import stored_value
 from towers.machine.tensorflow_internals import custom_gradients_forgotten, traced_graph
+from towers.machine.user_lines import line_of
 from towers.step import checks
-from towers.step.checks import checked_rows
+from towers.step.checks import BatchInCode, checked_rows
 from towers.step.raw_variables import RawVariable
 from towers.step.structures import batch_specs, components, packed
 from towers.workers.workers import Workers, join_workers
@@ -34,6 +38,7 @@ class DividedStep:
     def __init__(
         self, step: Callable[[Any], Any], tower_devices: Sequence[str], *, parameter_device: str,
         policy: Policy, cluster: Workers | None = None, gives_parts: bool = False,
+        model: keras.Model | None = None, batch_norm: str | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -43,6 +48,9 @@ class DividedStep:
             policy: how devices are used.
             cluster: the workers. Default: the workers that the environment names.
             gives_parts: whether `with_parts` will be called.
+            model: the model that `batch_norm` is about.
+            batch_norm: "average" or "tower0" for layers that normalize each tower's rows by
+                themselves. Default: all layers take the mean and variance of the whole batch.
 
         Raises:
             ValueError: this process is one of several workers.
@@ -51,6 +59,8 @@ class DividedStep:
         check_divisible(**{"several workers": self._cluster.num_workers > 1})
         self._step, self._policy, self._devices = step, policy, tower_devices
         self._parameter_device, self._gives_parts = parameter_device, gives_parts
+        self._marked = model if batch_norm in ("average", "tower0") else None
+        self._takes_first = batch_norm == "tower0"
         devices_lib.set_graph_optimizer(policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
 
@@ -68,16 +78,26 @@ class DividedStep:
     def _trace(self, specs: Any) -> tuple[Any, Divided]:
         flat = components(specs)
 
-        def step(*tensors: tf.Tensor) -> Any:
-            return self._step(packed(specs, iter(tensors)))
+        def step(*data: tf.Tensor) -> Any:  # "data" as in Keras, in the names of messages
+            return self._step(packed(specs, iter(data)))
 
         # Not under tf.init_scope, which stops gradient tapes.
-        with tf.device(self._parameter_device), custom_gradients_forgotten():
+        marks: AbstractContextManager[dict[str, Marked]] = nullcontext({})
+        if self._marked is not None:
+            marks = marking(self._marked)
+        with tf.device(self._parameter_device), custom_gradients_forgotten(), marks as markers:
             graph = traced_graph(step, flat)
+        dense, row_splits = _row_inputs(specs)
         divided = Divided(
-            graph, _row_inputs(specs), self._devices, parameter_device=self._parameter_device,
+            graph, dense, self._devices, parameter_device=self._parameter_device,
             add_on_devices=self._policy.add_on_devices, gives_parts=self._gives_parts,
+            row_splits=row_splits, markers=markers, takes_first=self._takes_first,
         )  # fmt: skip
+        if divided.fixed_batch:
+            raise BatchInCode(
+                f"{line_of(divided.fixed_batch[0].source)} works for one batch size alone, which "
+                "is written into the code. Take it from the data: tf.shape(x)[0]."
+            )
         return graph, divided
 
     def __call__(self, data: Any) -> Any:
@@ -127,6 +147,13 @@ class DividedStep:
         changed = [graph.external_captures[i] for i in divided.changed_inputs(apart)]
         return [v for v in graph.variables if any(v.handle is handle for handle in changed)]
 
+    def ran_once(self, batch_size: int) -> list[RanOnce]:
+        """Returns what the step traced last runs once, although it has rows of the batch."""
+        if not self.traces:
+            return []
+        _, divided = list(self.traces.values())[-1]
+        return divided.runs_once.rows(batch_size)
+
     @property
     def has_unsaved_noise(self) -> bool:
         """Returns whether the step draws noise by tf.random, whose state cannot be saved."""
@@ -145,14 +172,19 @@ def _checked(data: Any) -> Any:
     return checked_rows(*(data if is_usual else [data]))
 
 
-def _row_inputs(specs: Any) -> list[int]:
-    """Returns which of the flat tensors of a batch are dense, with the rows along axis 0."""
-    found, place = [], 0
+def _row_inputs(specs: Any) -> tuple[list[int], list[int]]:
+    """Returns which of the flat tensors of a batch are dense, with the rows along axis 0.
+
+    The second list has those that say where ragged rows begin and end.
+    """
+    dense, row_splits, place = [], [], 0
     for spec in tf.nest.flatten(specs):
         if spec is None:
             continue
         parts = tf.nest.flatten(spec, expand_composites=True)
         if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            found.append(place)
+            dense.append(place)
+        if isinstance(spec, tf.RaggedTensorSpec):  # the values, then the splits of each axis
+            row_splits.append(place + len(parts) - spec.ragged_rank)
         place += len(parts)
-    return found
+    return dense, row_splits

@@ -4,6 +4,7 @@ fact    where the value is                                     how it arises
 once    one value, on the parameter device                     parameters, sums, all else
 rows    each tower holds its own rows, along an axis           the batch; row by row
 part    each tower holds a part; the sum of the parts is it    sums over rows
+each    each tower holds a value of its own                    means of batch_norm="average"
 size    follows from shapes and constants; made where needed   tf.shape(x)[0], constants
 """
 
@@ -25,6 +26,7 @@ class Fact(NamedTuple):
 
 
 ONCE, PART, SIZE = Fact("once"), Fact("part"), Fact("size")
+EACH = Fact("each")
 EMPTY = Fact("empty")  # a TensorList without elements yet
 SIZES = Fact("sizes")  # a TensorList whose elements are all the same size
 

@@ -19,8 +19,8 @@ _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"
 _COMPILED = frozenset("""Abs Add AddN AddV2 All Any AssignAddVariableOp AssignSubVariableOp
     AssignVariableOp BroadcastTo Cast Ceil ClipByValue ConcatV2 Const Cos Div DivNoNan Equal Exp
     ExpandDims Fill Floor FloorDiv FloorMod Greater GreaterEqual Identity IdentityN IsFinite IsNan
-    L2Loss Less LessEqual Log LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean Min Minimum Mul
-    Neg NoOp NotEqual OnesLike Pack Placeholder Pow PreventGradient Prod ReadVariableOp RealDiv
+    L2Loss Less LessEqual Log LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean Min Minimum
+    Mul Neg NoOp NotEqual OnesLike Pack Placeholder Pow PreventGradient Prod ReadVariableOp RealDiv
     Reciprocal Reshape Round Rsqrt Select SelectV2 Sign Sin Split Sqrt Square SquaredDifference
     Squeeze StopGradient StridedSlice Sub Sum Tanh Transpose Unpack ZerosLike""".split())
 _LARGE = 4096  # elements; what is smaller takes little time, and compiling it takes as much as any

@@ -2,7 +2,7 @@
 
     probe                   0       1       2     3
     rows                10080   20160      12 10080    a size that grows like these counts rows
-    other open sizes    23...   23...   23... 521...   a size that grows like these does not
+    other open sizes    23...   23...   23... 20011...   a size that grows like these does not
 
 The graph is imported once for each probe. No kernel runs but for small integers.
 """
@@ -18,7 +18,7 @@ from towers.divide.facts import Op, Value
 from towers.machine.tensorflow_internals import COLOCATION, evaluated
 
 ROWS = (10080, 20160, 12, 10080)  # 10080 has many divisors: steps may reshape rows into groups
-_OPEN = [(23, 23, 23, 521), (29, 29, 29, 541), (31, 31, 31, 557), (37, 37, 37, 563)]  # by axis
+_OPEN = [(23, 20011), (29, 20021), (31, 20023), (37, 20029)]  # by axis: at probes 0 to 2, at 3
 Dim = tuple[int, ...]  # a size at each probe
 _LARGEST = 4096  # elements of an integer tensor that is evaluated
 
@@ -64,7 +64,8 @@ class Probes:
         shapes = []
         for k, count in enumerate(ROWS):
             sizes = enumerate(value.shape[1:] if value.shape.rank else [])
-            shapes.append([count, *(_OPEN[a % 4][k] if n is None else n for a, n in sizes)])
+            at_probe = [pair[k == 3] for pair in _OPEN]
+            shapes.append([count, *(at_probe[a % 4] if n is None else n for a, n in sizes)])
         self.feed(value, shapes)
 
     def feed_numbers(self, value: Value, numbers: Sequence[int]) -> None:
@@ -116,19 +117,35 @@ class Probes:
         """
         if not kept:
             return
-        try:
-            self._import(kept)
-        except (ValueError, tf.errors.InvalidArgumentError):
-            if len(kept) == 1:
-                for value in kept[0].outputs:
-                    self.feed_static(value)
-                return
+        found = self._import(kept, self._graphs)
+        if found is not None:
+            outputs = (value for op in kept for value in op.outputs)
+            self._tensors.update(zip(outputs, map(list, zip(*found, strict=True)), strict=True))
+        elif len(kept) == 1:
+            for value in kept[0].outputs:
+                self.feed_static(value)
+        else:
             half = len(kept) // 2
             self._infer(kept[:half])
             self._infer(kept[half:])
 
-    def _import(self, kept: list[Op]) -> None:
-        """Adds operations to the graphs of all probes."""
+    def has_fixed_batch(self, op: Op) -> bool:
+        """Returns whether an operation that runs once works for one batch size alone.
+
+        It has rows, its result has a fixed size, and TensorFlow refuses it for many rows. For few
+        rows, it refuses others, too, such as the search for the largest 16.
+        """
+        has_rows = any(value.fact.kind == "rows" for value in op.inputs)
+        if not has_rows or not op.outputs:
+            return False
+        is_fixed_size = all(value.shape.num_elements() for value in op.outputs)
+        return is_fixed_size and self._import([op], self._graphs[:1]) is None
+
+    def _import(self, kept: list[Op], graphs: Sequence[tf.Graph]) -> list[list[tf.Tensor]] | None:
+        """Adds operations to graphs of the first probes; returns their outputs in each graph.
+
+        Returns None if TensorFlow refuses an operation.
+        """
         outputs = [value for op in kept for value in op.outputs]
         added = set(outputs)
         outside = {value for op in kept for value in op.inputs if value not in added}
@@ -148,19 +165,19 @@ class Probes:
         known = [value for value in outside if value in self._tensors]
         self._num_imports += 1  # names in a graph must differ, also after an import that failed
         found = []
-        for k, graph in enumerate(self._graphs):
+        for k, graph in enumerate(graphs):
             mine = tf.compat.v1.GraphDef(node=[self._fed(v, k, name) for v, name in names.items()])
             mine.MergeFrom(definition)
             mine.versions.producer = tf.version.GRAPH_DEF_VERSION  # else [] is an unknown shape
             feeds = {value.name: self._tensors[value][k] for value in known}
+            results, name = [value.name for value in outputs], f"import_{self._num_imports}"
             with graph.as_default():
-                results = [value.name for value in outputs]
-                found.append(tf.graph_util.import_graph_def(
-                    mine, feeds, results, name=f"import_{self._num_imports}"
-                ) or [])  # fmt: skip
-        self._tensors.update(
-            {value: list(each) for value, each in zip(outputs, zip(*found, strict=True))}
-        )
+                try:
+                    tensors = tf.graph_util.import_graph_def(mine, feeds, results, name=name)
+                except (ValueError, tf.errors.InvalidArgumentError):
+                    return None
+            found.append(tensors or [])
+        return found
 
     def _fed(self, value: Value, k: int, name: str) -> Any:
         """Returns the node of a value that no graph computes, at probe k."""
@@ -180,6 +197,12 @@ class Probes:
         if not all(s.is_fully_defined() for s in shapes) or len({s.rank for s in shapes}) > 1:
             return None
         return list(zip(*(shape.as_list() for shape in shapes)))
+
+    def rows_axis(self, value: Value) -> int | None:
+        """Returns the axis that counts rows, if no other axis depends on their number."""
+        dims = self.dims(value) or []
+        found = [axis for axis, dim in enumerate(dims) if not is_fixed(dim)]
+        return found[0] if len(found) == 1 and is_rows(dims[found[0]]) else None
 
     def _values(self, value: Value) -> list[Any] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
@@ -206,7 +229,9 @@ class Probes:
     def _formula(self, value: Value) -> tuple[Any, Any] | None:
         """Returns arrays (a, b) if an integer tensor is a + b * the number of rows, or None."""
         found = self.values(value)
-        if found is None or value.dtype not in (tf.int32, tf.int64) or len({v.shape for v in found}) > 1:
+        if found is None or value.dtype not in (tf.int32, tf.int64):
+            return None
+        if len({array.shape for array in found}) > 1:
             return None
         slope, remainder = np.divmod(found[1] - found[0], ROWS[1] - ROWS[0])
         start = found[0] - slope * ROWS[0]

@@ -3,8 +3,8 @@
     before    tower 0: 0.1 * part ---+              after    tower 0: part ---+
               tower 1: 0.1 * part ---+--- update             tower 1: part ---+--- 0.1 * sum, update
 
-One product replaces a product in each tower. Keras' optimizers multiply by the learning rate. Copies
-move with the products.
+One product replaces a product in each tower. Keras' optimizers multiply by the learning rate.
+Copies move with the products.
 """
 
 from collections.abc import Sequence

@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Fact, Need, Op, rows, rows_of
-from towers.divide.probes import Dim, Probes, is_fixed
+from towers.divide.facts import (
+    EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Fact, Need, Op, rows, rows_of,
+)  # fmt: skip
+from towers.divide.probes import Dim, Probes
 
 Dims = Sequence[Dim]
 FIRST = rows(0)
@@ -79,9 +81,8 @@ class Look:
         return self.own_first(PART) if dtype.is_floating or dtype.is_complex else None
 
     def only_rows_axis(self) -> int | None:
-        """Returns the axis of the first output that depends on the rows, if there is just one."""
-        found = [axis for axis, dim in enumerate(self.out()) if not is_fixed(dim)]
-        return found[0] if len(found) == 1 else None
+        """Returns the axis of the first output that counts rows, if just one depends on them."""
+        return self.probes.rows_axis(self.outputs[0])
 
 
 Rule = Callable[[Look], Each | None]
@@ -130,11 +131,11 @@ def align(look: Look, result: int = 0) -> Each | None:
         return None
     axis = facts[first].axis + len(out) - len(look.dims(first))
     needs = []
-    for i in range(len(facts)):
+    for i, fact in enumerate(facts):
         dims = look.dims(i)
         own = axis - (len(out) - len(dims))
         has_rows = own >= 0 and dims[own] == out[axis]
-        needs.append(rows_of(own) if has_rows else WHOLE)
+        needs.append(rows_of(own) if has_rows else OWN if fact == EACH else WHOLE)
     return look.each(needs, rows(axis))
 
 

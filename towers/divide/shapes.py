@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 
 from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, rows, rows_of, shape_of
-from towers.divide.probes import is_fixed
+from towers.divide.probes import ROWS, is_fixed
 from towers.divide.rule import Dims, Look, kept_axes, rule, rule_of_rows
 
 
 def _product(dims: Sequence[Any]) -> tuple[int, ...]:
     """Returns the product of sizes at each probe."""
-    return tuple(int(np.prod(column, dtype=object)) for column in zip(*dims)) if dims else ()
+    ones = (1,) * len(ROWS)
+    return tuple(int(np.prod(column, dtype=object)) for column in zip(ones, *dims))
 
 
 @rule_of_rows("Reshape", is_linear=True)

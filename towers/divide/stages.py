@@ -6,7 +6,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.divide.context import Context, Place, open_shape, reads
-from towers.divide.facts import ONCE, OWN, PART, WHOLE, Need, Op, Value
+from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Op, Value
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Tree, add_tree, partial_sums
 from towers.step.structures import SPLIT
@@ -18,9 +18,13 @@ class Run:
 
     def __init__(
         self, given: dict[Value, Any], batch: Value | None, devices: Sequence[str], home: str,
-        adds_on_devices: bool,
+        adds_on_devices: bool, takes_first: bool,
     ) -> None:  # fmt: skip
-        """batch: one of the values given, which has the rows of the batch."""
+        """
+        batch: one of the values given, which has the rows of the batch. takes_first: whether a
+            statistic that each tower has is tower 0's if it is read whole, instead of the average.
+        """
+        self._takes_first = takes_first
         self.devices, self.home, self._adds_on_devices = devices, home, adds_on_devices
         num_towers = len(devices)
         total = tf.shape(given[batch])[0] if batch is not None else tf.constant(1)
@@ -49,11 +53,24 @@ class Run:
             return self._given[value]
         if value not in self._met:
             with tf.device(self.home):
-                if value.fact == PART:
+                if value.fact == EACH:
+                    self._met[value] = self._average(value)
+                elif value.fact == PART:
                     self._met[value] = add_tree(self.tree(value))[0]
                 else:
                     self._met[value] = tf.concat(self.real_parts(value), value.fact.axis)
         return self._met[value]
+
+    def _average(self, value: Value) -> Any:
+        """Returns the average of what the towers have, weighted by rows, or tower 0's."""
+        own = self.values_for(value, OWN)
+        if self._takes_first or not value.dtype.is_floating:
+            return own[0]
+        shares = [tf.cast(place.count / self.total, value.dtype) for place in self.places]
+        return tf.add_n([
+            tf.where(place.has_rows, each * share, tf.zeros_like(each))
+            for each, share, place in zip(own, shares, self.places, strict=True)
+        ])
 
     def tree(self, value: Value) -> Tree:
         """Returns the additions of a value's parts that remain for the parameter device."""

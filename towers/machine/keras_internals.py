@@ -114,6 +114,11 @@ def noise_left_out() -> Iterator[None]:
         yield
 
 
+def moments_of(layer: keras.layers.BatchNormalization) -> Callable[..., Any]:
+    """Returns the method (inputs, mask) -> (mean, variance) of a BatchNormalization."""
+    return layer._moments  # type: ignore[no-any-return]
+
+
 def moments_replaced(
     layer: keras.layers.BatchNormalization, moments: Callable[..., tuple[tf.Tensor, tf.Tensor]]
 ) -> AbstractContextManager[None]:

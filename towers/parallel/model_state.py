@@ -53,6 +53,7 @@ class Towers:
     custom_steps: dict[str, CustomStep | DividedStep] = field(  # by "train", "test", ...
         default_factory=dict
     )
+    warned_of_speed: bool = False  # what a divided step runs once takes time
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
@@ -198,7 +199,6 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
     """Returns the runner of a step with TOWERS_DIVIDE=1, or raises ValueError for its options."""
     towers = towers_of(model)
     check_divisible(**{
-        "batch_norm": towers.batch_norm in ("average", "tower0"),
         "strategy": towers.strategy != "parameter_server",
         "gpus_per_tower": towers.gpus_per_tower > 1,
         "own_rows": towers.own_rows,
@@ -206,4 +206,5 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
     return DividedStep(
         method_of(model, f"{name}_step"), place_towers(towers.num_towers, towers.devices),
         parameter_device=state_lib.variables_device(model), policy=policy_of(towers.devices),
+        model=model, batch_norm=towers.batch_norm,
     )

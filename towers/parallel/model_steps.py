@@ -17,10 +17,13 @@ import keras
 import tensorflow as tf
 
 from towers.divide.divided_step import DividedStep
+from towers.divide.ran_once import RanOnce, warn_of
 from towers.graph.repeatable import UNSAVED_NOISE
 from towers.machine import hang
 from towers.machine.user_lines import warn_user
-from towers.parallel.model_state import build, custom_step_of, drop_iterator, step_of, towers_of
+from towers.parallel.model_state import (
+    STATE, build, custom_step_of, drop_iterator, step_of, towers_of,
+)
 from towers.step import TowerStep
 from towers.step.checks import check_arrays, readable
 from towers.step.errors import first_error, run_in_turn
@@ -97,9 +100,57 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
             ):
                 made = PlacedBatches(towers.step, model.steps_per_execution)
             setattr(model, attribute, made)
-            return made(data)
+        results = made(data)
+        _warn_of_what_ran_once(model, name)
+        return results
 
     setattr(model, attribute, first_call)
+
+
+def ran_once(model: keras.Model) -> list[RanOnce]:
+    """
+    Returns what a step of a parallel model runs once, although it has rows of the batch.
+
+    All operations without a rule, or across rows, run once with TOWERS_DIVIDE=1 in the environment.
+    They are exact, but towers wait for them.
+
+    ```python
+    parallel.fit(x, y, batch_size=1024)
+    for row in towers.ran_once(parallel):
+        print(row)  # file.py:31: MatMul (1.2 MB of rows, 40% of the step)
+    ```
+
+    Args:
+        model: a parallel model that has trained, evaluated or predicted.
+
+    Returns:
+        named tuples with `line`, `operation`, `times`, `cause`, `num_bytes` and `share`, one for
+        each line and type of operation. The largest share comes first. They describe the training
+        step, or else the step that was made first.
+    """
+    if STATE not in vars(model):
+        raise ValueError(f"model {model.name!r} is not parallel: call towers.make_parallel on it.")
+    steps = towers_of(model).custom_steps
+    name = "train" if "train" in steps else next(iter(steps), "")
+    step = steps.get(name)
+    return step.ran_once(_num_rows(model, name)) if isinstance(step, DividedStep) else []
+
+
+def _num_rows(model: keras.Model, name: str) -> int:
+    """Returns the number of rows of the newest batch; 1 if there is none."""
+    batch = tf.nest.flatten(towers_of(model).newest[name].read())
+    return next((v.shape[0] for v in batch if v is not None and v.shape.rank), 1)
+
+
+def _warn_of_what_ran_once(model: keras.Model, name: str) -> None:
+    """Warns, once for each model, of a divided step that does much work once."""
+    towers = towers_of(model)
+    step = towers.custom_steps.get(name)
+    if not isinstance(step, DividedStep) or towers.num_towers == 1:
+        return
+    if not towers.warned_of_speed:
+        rows = step.ran_once(_num_rows(model, name))
+        towers.warned_of_speed = warn_of(rows, model.name)
 
 
 def _run_in_turn(model: keras.Model, name: str) -> None:
@@ -117,8 +168,9 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
         run_in_turn(towers.step, name, *batch)
         return
     before = [(variable, variable.numpy()) for variable in own.variables]
+    run = own.run_undivided if isinstance(own, DividedStep) else own
     try:
-        own(*batch)
+        run(*batch)
     finally:
         for variable, value in before:
             variable.assign(value)

@@ -1,0 +1,128 @@
+"""batch_norm="average" and "tower0", divided: each tower normalizes with its own statistics."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import towers
+
+L = keras.layers
+TOWERS = 3
+ROWS = (11, 2)  # shards of 4, 4 and 3 rows; of 1, 1 and no row
+RATE = 0.1
+
+
+@pytest.fixture(autouse=True)
+def divides(monkeypatch, float64):
+    """Sets the switch."""
+    monkeypatch.setenv("TOWERS_DIVIDE", "1")
+
+
+def data(n):
+    rng = np.random.default_rng(n)
+    x = rng.normal(size=(n, 5, 6))
+    x[:, 3:] *= rng.integers(0, 2, (n, 2, 1))  # steps of zeros, which `Masking` leaves out
+    return x, rng.normal(size=(n, 3))
+
+
+def convolutions():
+    x = keras.Input((5, 6))
+    hidden = L.Activation("relu")(L.BatchNormalization()(L.Conv1D(4, 3)(x)))
+    hidden = L.BatchNormalization(scale=False, momentum=0.7)(L.Dense(4)(L.Flatten()(hidden)))
+    return keras.Model(x, L.Dense(3)(hidden))
+
+
+def masked():
+    x = keras.Input((5, 6))
+    normalized = L.BatchNormalization()(L.Masking()(x))
+    return keras.Model(x, L.Dense(3)(L.GlobalAveragePooling1D()(normalized)))
+
+
+def shared():
+    x = keras.Input((5, 6))
+    layer, frozen = L.BatchNormalization(center=False), L.BatchNormalization(trainable=False)
+    hidden = layer(L.Dense(6)(layer(L.Dense(6, "tanh")(x))))
+    return keras.Model(x, L.Dense(3)(frozen(L.Flatten()(hidden))))
+
+
+def renormalized():
+    x = keras.Input((5, 6))
+    return keras.Model(x, L.Dense(3)(L.Flatten()(L.BatchNormalization(renorm=True)(x))))
+
+
+MODELS = {"convolutions": convolutions, "masked": masked, "shared": shared}
+
+
+def made(build):
+    keras.utils.set_random_seed(5)
+    model = build()
+    model.compile(keras.optimizers.SGD(RATE), "mse")
+    return model
+
+
+def shards(n):
+    """Returns the slices of the towers' rows; a tower without rows has none."""
+    ends = np.cumsum([n // TOWERS + (t < n % TOWERS) for t in range(TOWERS)])
+    return [slice(start, end) for start, end in zip([0, *ends], ends) if end > start]
+
+
+def by_hand(model, mode):
+    """Trains a plain model on each shard by itself; returns the values of its variables."""
+    for n in ROWS:
+        x, y = map(tf.constant, data(n))
+        before = [variable.numpy() for variable in model.non_trainable_variables]
+        statistics, gradients, weights = [], [], []
+        for shard in shards(n):
+            for variable, value in zip(model.non_trainable_variables, before, strict=True):
+                variable.assign(value)
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(model(x[shard], training=True) - y[shard]))
+            gradients.append(tape.gradient(loss, model.trainable_variables))
+            statistics.append([variable.numpy() for variable in model.non_trainable_variables])
+            weights.append((shard.stop - shard.start) / n)
+        kept = np.eye(len(weights))[0] if mode == "tower0" else weights
+        for variable, values in zip(model.non_trainable_variables, zip(*statistics), strict=True):
+            variable.assign(np.tensordot(kept, values, 1))
+        for variable, values in zip(model.trainable_variables, zip(*gradients), strict=True):
+            variable.assign_sub(RATE * np.tensordot(weights, values, 1))
+    return [variable.numpy() for variable in model.variables]
+
+
+def trained(build, mode, divided, monkeypatch):
+    """Returns the variables after a step for each number of rows, and what test and predict say."""
+    monkeypatch.setenv("TOWERS_DIVIDE", str(int(divided)))
+    model = towers.make_parallel(made(build), TOWERS, num_towers=TOWERS, batch_norm=mode)
+    found = []
+    for n in ROWS:
+        x, y = data(n)
+        found += [model.train_on_batch(x, y), model.test_on_batch(x, y), model.predict_on_batch(x)]
+    return [variable.numpy() for variable in model.variables], found
+
+
+@pytest.mark.parametrize("mode", ["average", "tower0"])
+@pytest.mark.parametrize("name", MODELS)
+def test_towers_normalize_their_own_rows(name, mode, monkeypatch):
+    found, _ = trained(MODELS[name], mode, True, monkeypatch)
+    for ours, theirs in zip(found, by_hand(made(MODELS[name]), mode), strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-12, 1e-12)
+
+
+@pytest.mark.parametrize("mode", ["average", "tower0"])
+@pytest.mark.parametrize("name", [*MODELS, "renormalized"])
+def test_divided_steps_agree_with_tower_steps(name, mode, monkeypatch):
+    build = {**MODELS, "renormalized": renormalized}[name]
+    ours = tf.nest.flatten(trained(build, mode, True, monkeypatch))
+    theirs = tf.nest.flatten(trained(build, mode, False, monkeypatch))
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_allclose(one, other, 1e-12, 1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+def test_by_default_the_whole_batch_is_normalized_without_a_warning(monkeypatch):
+    found, _ = trained(convolutions, None, True, monkeypatch)
+    plain = made(convolutions)
+    for n in ROWS:
+        plain.train_on_batch(*data(n))
+    for ours, theirs in zip(found, plain.variables, strict=True):
+        np.testing.assert_allclose(ours, theirs, 1e-10, 1e-12)

@@ -1,0 +1,101 @@
+"""BatchNormalization with each tower's own statistics: batch_norm="average" and "tower0".
+
+    the trace                                           in a tower
+    rows -> mean, variance -> marker -> layer           mean and variance of its own rows
+    d layer -> d rows -> marker                         d rows, from its own sums of gradients
+
+A marker is an IdentityN that also has what a tower computes the same from. Where a statistic is
+read whole, as by the moving averages, it is the average over the towers, or tower 0's.
+"""
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from towers.divide.facts import EACH, ONCE, OWN, SIZE, WHOLE, Each, Op
+from towers.machine.keras_internals import all_layers, moments_of, moments_replaced
+
+_numbers = itertools.count()
+Moments = Callable[..., tuple[tf.Tensor, tf.Tensor]]  # (rows, mask) -> (mean, variance)
+
+
+class Marked(NamedTuple):
+    """Describes a marker: how many results it has, and what computes them of its other inputs."""
+
+    num_results: int
+    compute: Callable[..., list[tf.Tensor]]
+
+
+@contextmanager
+def marking(model: keras.Model) -> Iterator[dict[str, Marked]]:
+    """Inside the context, a trace marks the statistics of layers that are not synchronized.
+
+    Yields the markers by the name of their operation.
+    """
+    markers: dict[str, Marked] = {}
+    with ExitStack() as stack:
+        for layer in all_layers(model):
+            if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
+                moments = _marked(moments_of(layer), markers)
+                stack.enter_context(moments_replaced(layer, moments))
+        yield markers
+
+
+def _marked(original: Moments, markers: dict[str, Marked]) -> Moments:
+    """Returns moments that are marked, with their gradient."""
+
+    def forward(x: tf.Tensor, *mask: tf.Tensor) -> list[tf.Tensor]:
+        return list(original(x, *(mask or (None,))))
+
+    def backward(of_mean: tf.Tensor, of_variance: tf.Tensor, *inputs: tf.Tensor) -> list[tf.Tensor]:
+        # No tape records while a tower's function is traced.
+        return tf.gradients(forward(*inputs), [inputs[0]], [of_mean, of_variance])
+
+    def mark(compute: Callable[..., list[tf.Tensor]], inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+        results = compute(*inputs)
+        name = f"own_moments_{next(_numbers)}"
+        markers[name] = Marked(len(results), compute)
+        return tf.identity_n([*results, *inputs], name=name)[: len(results)]
+
+    def moments(inputs: tf.Tensor, mask: Any = None) -> Any:
+        @tf.custom_gradient
+        def marked(*given: tf.Tensor) -> Any:
+            def gradient(*sums: tf.Tensor) -> list[Any]:
+                return [*mark(backward, [*sums, *given]), *(None for _ in given[1:])]
+
+            return tuple(mark(forward, [*given])), gradient
+
+        found: Any = marked(inputs) if mask is None else marked(inputs, mask)
+        return found
+
+    return moments
+
+
+def each_of(op: Op, markers: Mapping[str, Marked]) -> Each | None:
+    """Returns how towers compute what a marker marks, from their own rows and sums."""
+    marker = markers.get(op.source.name.rpartition("/")[2]) if op.type == "IdentityN" else None
+    if marker is None:
+        return None
+    given = op.inputs[marker.num_results :]
+    if any(value.fact.kind not in ("rows", "part") for value in given):
+        return None
+    is_forward = all(value.fact.kind == "rows" for value in given)
+    facts = [EACH] * marker.num_results if is_forward else [given[-1].fact]
+    rest = [value.fact for value in given]
+
+    def emit(context: Any, op: Op, values: list[Any]) -> list[Any]:
+        return [*marker.compute(*values), *values]
+
+    return Each([(value, OWN) for value in given], [*facts, *rest], emit)
+
+
+def elementwise(op: Op) -> Each | None:
+    """Returns how towers compute with their statistics and whole values."""
+    if op.is_stateful or any(value.fact not in (EACH, ONCE, SIZE) for value in op.inputs):
+        return None
+    needs = [(value, OWN if value.fact == EACH else WHOLE) for value in op.inputs]
+    return Each(needs, [EACH] * len(op.outputs))

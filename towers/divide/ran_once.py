@@ -1,0 +1,187 @@
+"""Lists what runs once although it has rows of the batch, where a divided step loses speed.
+
+    the towers' rows --> an operation across rows, or without a rule     once, on whole values
+                         what reads the rows of its result               once, too
+
+The result is exact all the same. Sums of the towers' parts, such as the loss and the gradients, are
+left out, because every step has them.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from math import prod
+from typing import NamedTuple
+
+import tensorflow as tf
+from rich import filesize
+
+from towers.divide.facts import SIZE, Op, Value
+from towers.divide.probes import ROWS, Probes, is_fixed
+from towers.machine.user_lines import current_line, line_of, warn_user
+from towers.machine.words import plural
+
+_SLOW = re.compile("Conv|Dilation|MatMul|Einsum|While")  # types of operations that take time
+_MOST_BYTES = 16_000_000  # of rows that a step may gather without a warning
+_CHEAP = ("Assert", "Print", "PrintV2", "Shape", "Size")
+_GRADIENT = "gradient_tape/"  # the name scope in which a tape puts the gradient of an operation
+_NUM_PROBES = 3  # at which sizes are known
+_OPEN = 30  # stands for a size that changes from batch to batch, such as the length of sequences
+Bytes = Sequence[int]  # at these probes
+
+
+class RanOnce(NamedTuple):
+    """Describes operations of one type and line that have rows of the batch and run once.
+
+    line: the user's line that made them, such as "file.py:31", or the name scope of Keras' layer.
+    cause: an operation before them that combined the rows, with its line; "" if there is none.
+    num_bytes: the bytes of rows that they read in a step.
+    share: an estimate of their share of the step, from 0 to 1: the bytes that they read and write,
+        divided by the bytes that all operations read and write. A loop counts as one operation.
+    """
+
+    line: str
+    operation: str
+    times: int
+    cause: str
+    num_bytes: int
+    share: float
+
+    def __str__(self) -> str:
+        """Returns "file.py:31: MatMul (2 times, 1.2 MB of rows, 40% of the step)", or the like."""
+        times = f"{self.times:,} times, " if self.times > 1 else ""
+        size = filesize.decimal(self.num_bytes)
+        after = f", after {self.cause}" if self.cause else ""
+        where = f"{times}{size} of rows, {self.share:.0%} of the step"
+        return f"{self.line}: {self.operation} ({where}){after}"
+
+
+class RunsOnce:
+    """Holds the operations of a divided step that have rows and run once, for any batch size."""
+
+    def __init__(self, ops: Sequence[Op], probes: Probes) -> None:
+        self._line = current_line()  # the user's line that had the step traced
+        self._causes = _causes(ops, probes)
+        self._named = _by_name(ops) if self._causes else {}
+        counted = ops if self._causes else []
+        self._total = _sum(_bytes(value, probes) for op in counted for value in _moved(op))
+        self._read = {op: _rows_read(op, self._causes, probes) for op in self._causes}
+        touched = (value for op in self._causes for value in _moved(op))
+        self._bytes = {value: _bytes(value, probes) for value in touched}
+
+    def rows(self, batch_size: int) -> list[RanOnce]:
+        """Returns a row for each line and type of operation, those with the largest share first.
+
+        A size that changes from batch to batch without the batch size, such as the length of
+        sequences, counts as about 30.
+        """
+        groups: dict[tuple[str, str], list[Op]] = {}
+        for op in self._causes:
+            groups.setdefault((self._line_of(op), op.type), []).append(op)
+        found = []
+        for (line, kind), ops in groups.items():
+            first = self._causes[ops[0]]
+            cause = "" if first in ops else f"{first.type} of {self._line_of(first)}"
+            read = {value for op in ops for value in self._read[op]}
+            num_bytes = round(_at(batch_size, _sum(self._bytes[value] for value in read)))
+            moved = _sum(self._bytes[value] for op in ops for value in _moved(op))
+            share = _at(batch_size, moved) / max(_at(batch_size, self._total), 1)
+            found.append(RanOnce(line, kind, len(ops), cause, num_bytes, share))
+        return sorted(found, key=lambda row: row.share, reverse=True)
+
+    def _line_of(self, op: Op) -> str:
+        """Returns the user's line. If Keras called the layer, returns the layer's name scope."""
+        source = op.source
+        if source.name.startswith(_GRADIENT):  # the line of the tape says less
+            parts = source.name.removeprefix(_GRADIENT).split("/")
+            names = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
+            source = next((self._named[name] for name in names if name in self._named), source)
+        line, scope = line_of(source), source.name.rpartition("/")[0]
+        return scope if line == self._line and scope else line
+
+
+def warn_of(rows: Sequence[RanOnce], name: str) -> bool:
+    """Warns of what takes time in the model of this name; returns whether it did.
+
+    A convolution, a product of matrices and a loop take time, and more than 16 MB of rows.
+    """
+    slow = [row for row in rows if _SLOW.search(row.operation)]
+    if not slow and sum(row.num_bytes for row in rows) > _MOST_BYTES:
+        slow = list(rows)
+    if not slow:
+        return False
+    more = len(rows) - 1
+    others = f" {more} other {plural('line', more)} of operations do, too." if more else ""
+    warn_user(
+        f"model {name!r} computes this once for the whole batch, not in every tower: {slow[0]}."
+        f"{others} The result is exact, but towers wait for it. If possible, compute each row from "
+        "one row there. towers.ran_once(model) returns the whole list."
+    )
+    return True
+
+
+def _by_name(ops: Iterable[Op]) -> dict[str, tf.Operation]:
+    """Returns the traced operations by name, and one of each name scope by the scope."""
+    found = {op.source.name: op.source for op in ops}
+    for name, source in [*found.items()]:
+        if not name.startswith(_GRADIENT):
+            found.setdefault(name.rpartition("/")[0], source)
+    return found
+
+
+def _causes(ops: Iterable[Op], probes: Probes) -> dict[Op, Op]:
+    """Returns the operations that have rows and run once, each with the first one before it."""
+    causes: dict[Op, Op] = {}
+    for op in ops:
+        if op.each is None and op.type not in _CHEAP:
+            read = _rows_read(op, causes, probes)
+            before = [value.op for value in read if value.op in causes]
+            if read:
+                causes[op] = causes[before[0]] if before else op
+    return causes
+
+
+def _moved(op: Op) -> list[Value]:
+    """Returns what an operation reads and writes."""
+    return [*op.inputs, *op.outputs]
+
+
+def _rows_read(op: Op, causes: Mapping[Op, Op], probes: Probes) -> list[Value]:
+    """Returns the inputs that are rows of towers, or come from such rows and have rows, too."""
+
+    def has_rows(value: Value) -> bool:
+        dims = probes.dims(value)
+        return dims is None or value.dtype == tf.variant or not all(map(is_fixed, dims))
+
+    return [v for v in op.inputs if v.fact.kind == "rows" or v.op in causes and has_rows(v)]
+
+
+def _bytes(value: Value, probes: Probes) -> Bytes:
+    """Returns the bytes of a value at the first probes; 0 for a list.
+
+    If TensorFlow does not know how many rows there are, they count as the rows of the batch.
+    """
+    if value.fact == SIZE or value.dtype in (tf.resource, tf.variant):
+        return [0] * _NUM_PROBES
+    dims = probes.dims(value)
+    if dims is None:
+        sizes = value.shape.as_list() if value.shape.rank is not None else [0]
+        open_size = [ROWS, *[(_OPEN,) * _NUM_PROBES] * len(sizes)]
+        dims = [
+            open_size[axis] if size is None else (size,) * _NUM_PROBES
+            for axis, size in enumerate(sizes)
+        ]
+    return [value.dtype.size * prod(dim[k] for dim in dims) for k in range(_NUM_PROBES)]
+
+
+def _sum(found: Iterable[Bytes]) -> Bytes:
+    """Returns the sum at each probe."""
+    return [sum(column) for column in zip([0] * _NUM_PROBES, *found, strict=True)]
+
+
+def _at(batch_size: int, values: Bytes) -> float:
+    """Returns what values at the probes are at a batch size: a polynomial of degree 2."""
+    found = 0.0
+    for i, value in enumerate(values):
+        others = [count for k, count in enumerate(ROWS[:_NUM_PROBES]) if k != i]
+        found += value * prod((batch_size - other) / (ROWS[i] - other) for other in others)
+    return found
