@@ -13,7 +13,7 @@ from towers.machine.devices import GPU
 from towers.step import noise_scale
 from towers.step.errors import NonFiniteError
 
-L, optimizers = keras.layers, keras.optimizers
+L, opt = keras.layers, keras.optimizers
 ROWS = (11, 2, 11)  # uneven shards; fewer rows than towers
 DEVICES = ["/cpu:0", "/cpu:1"]
 
@@ -102,17 +102,17 @@ def recipe_of_two():
 
 
 PROGRAMS = {
-    "regularizer": (dense, numbers, recipe, lambda: optimizers.SGD(0.1, momentum=0.9)),
-    "noise and statistics": (noisy, numbers, recipe, lambda: optimizers.Adam(0.01, global_clipnorm=0.1)),
-    "mask": (masked, tokens, recipe, lambda: optimizers.Adam(0.01, clipnorm=0.05)),
-    "outputs": (two_outputs, for_two_outputs, recipe_of_two, lambda: optimizers.RMSprop(0.01)),
-    "custom loss": (own_loss, numbers, lambda: {"loss": classes()}, lambda: optimizers.SGD(0.1)),
-    "accumulation": (dense, numbers, recipe, lambda: optimizers.Adam(gradient_accumulation_steps=2)),
+    "regularizer": (dense, numbers, recipe, lambda: opt.SGD(0.1, momentum=0.9)),
+    "noise and statistics": (noisy, numbers, recipe, lambda: opt.Adam(0.01, global_clipnorm=0.1)),
+    "mask": (masked, tokens, recipe, lambda: opt.Adam(0.01, clipnorm=0.05)),
+    "outputs": (two_outputs, for_two_outputs, recipe_of_two, lambda: opt.RMSprop(0.01)),
+    "custom loss": (own_loss, numbers, lambda: {"loss": classes()}, lambda: opt.SGD(0.1)),
+    "accumulation": (dense, numbers, recipe, lambda: opt.Adam(gradient_accumulation_steps=2)),
     "averages": (
-        dense, numbers, recipe, lambda: optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2)
+        dense, numbers, recipe, lambda: opt.SGD(0.1, use_ema=True, ema_overwrite_frequency=2)
     ),
     "loss scale": (
-        dense, numbers, recipe, lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1), dynamic_growth_steps=2)
+        dense, numbers, recipe, lambda: opt.LossScaleOptimizer(opt.SGD(0.1), dynamic_growth_steps=2)
     ),
 }  # fmt: skip
 
@@ -165,7 +165,7 @@ def test_updates_evaluation_and_predictions_are_those_of_keras_on_one_device(nam
 def test_a_compiled_model_brings_its_recipe_and_its_metrics():
     model, theirs = dense(), dense()
     for each in (model, theirs):
-        each.compile(optimizers.SGD(0.1), classes(), metrics=["accuracy"], weighted_metrics=["accuracy"])
+        each.compile(opt.SGD(0.1), classes(), metrics=["accuracy"], weighted_metrics=["accuracy"])
     step = towers.TowerStep(model, devices=DEVICES, num_towers=3)
     logs, expected = step(*numbers(11)), theirs.train_on_batch(*numbers(11), return_dict=True)
     assert step.optimizer is model.optimizer
@@ -179,7 +179,7 @@ def test_a_compiled_model_brings_its_recipe_and_its_metrics():
 @pytest.mark.parametrize("build, data", [(dense, numbers), (masked, tokens)])
 def test_gradients_are_those_of_a_tape_and_no_loss_scale_is_applied(build, data):
     model, (x, y, weights) = build(), data(11)
-    model.compile(optimizers.LossScaleOptimizer(optimizers.SGD(0.1)), classes())
+    model.compile(opt.LossScaleOptimizer(opt.SGD(0.1)), classes())
     step = towers.TowerStep(model, devices=DEVICES, num_towers=3)
     loss, gradients = step.gradients(x, y, weights)
     with tf.GradientTape() as tape:
@@ -228,7 +228,7 @@ def positive(n=11):
     return rng.uniform(1, 2, (n, 3)), rng.integers(0, 3, n)
 
 
-def root_steps(*names, optimizer=optimizers.Adam):
+def root_steps(*names, optimizer=opt.Adam):
     def build():
         return roots(L.BatchNormalization(), L.Dropout(0.2, seed=1))
 
@@ -278,7 +278,7 @@ def test_stop_names_the_tower_and_the_variable(value, message):
 
 def test_a_loss_scale_checks_its_gradients_itself_but_not_the_loss():
     def scaled():
-        return optimizers.LossScaleOptimizer(optimizers.SGD(0.1), initial_scale=1e30)
+        return opt.LossScaleOptimizer(opt.SGD(0.1), initial_scale=1e30)
 
     (step,) = root_steps("stop", optimizer=scaled)
     before = [variable.numpy() for variable in step.trainable_variables]
@@ -307,7 +307,7 @@ def test_the_noise_scale_is_what_the_shards_gradients_give():
         L.Dense(1, use_bias=False, kernel_initializer="ones",
                 kernel_regularizer=keras.regularizers.L2(weight)),
     ])  # fmt: skip
-    step = make_step(model, optimizers.SGD(0.1), loss="mse", num_towers=3, noise_scale=True)
+    step = make_step(model, opt.SGD(0.1), loss="mse", num_towers=3, noise_scale=True)
     logs = step(x, y)
     shards, sizes = [slice(0, 4), slice(4, 8), slice(8, 11)], np.array([4, 4, 3])
     own = [2 * x[s].T @ (x[s] @ w - y[s]) / n + 2 * weight * w for s, n in zip(shards, sizes)]
