@@ -22,8 +22,8 @@ SHAPES = ("Shape", "Size")
 _EXACT = frozenset(
     """Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
     ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation
-    Mul Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV Squeeze
-    StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split()
+    Mul Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV
+    Squeeze StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split()
 )
 
 
