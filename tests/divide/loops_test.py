@@ -148,6 +148,7 @@ def times_length(x: tf.Tensor) -> tf.Tensor:
 
 
 CASES.add("TensorListLength", times_length, T3N4)
+CASES.add("TensorListElementShape", gradient_of(lambda x: unstacked(x).read(1)), T3N4)
 CASES.add("TensorListLength", times_length, N3, divided=False)
 CASES.add(
     "TensorListReserve",

@@ -99,10 +99,12 @@ class RunsOnce:
         return scope if line == self._line and scope else line
 
 
-def warn_of(rows: Sequence[RanOnce], name: str) -> bool:
+def warn_of(rows: Sequence[RanOnce], name: str, where: str) -> bool:
     """Warns of what takes time in the model of this name; returns whether it did.
 
     A convolution, a product of matrices and a loop take time, and more than 16 MB of rows.
+
+    where: what returns the whole list.
     """
     slow = [row for row in rows if _SLOW.search(row.operation)]
     if not slow and sum(row.num_bytes for row in rows) > _MOST_BYTES:
@@ -114,7 +116,7 @@ def warn_of(rows: Sequence[RanOnce], name: str) -> bool:
     warn_user(
         f"model {name!r} computes this once for the whole batch, not in every tower: {slow[0]}."
         f"{others} The result is exact, but towers wait for it. If possible, compute each row from "
-        "one row there. towers.ran_once(model) returns the whole list."
+        f"one row there. {where} returns the whole list."
     )
     return True
 

@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.divide.divided_step import DividedStep, method_of
+from towers.divide.ran_once import RanOnce, warn_of
 from towers.divide.switch import check_divisible
 from towers.divide.tower_results import NoCopies, measure_noise, towers_finite
 from towers.divide.trainable_flags import TrainableFlags
@@ -77,12 +78,16 @@ class TowerStep:
             metrics: Keras metrics in any form that `compile` takes.
             devices: the names of this process's devices. Default: `tower_devices()`.
             num_towers: the number of towers. Default: one for each device.
-            batch_norm: "synchronized" or None: the mean and variance of the whole batch.
+            batch_norm: how BatchNormalization computes mean and variance in training. By default,
+                and with "synchronized", it takes those of the whole batch, as one device does. With
+                "average" and "tower0", each tower takes those of its own rows, and the moving
+                averages those of all towers, weighted by rows, or those of tower 0.
             nonfinite: the reaction to a NaN or infinite loss or gradient. "apply" updates, as Keras
                 does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
                 and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
                 gradients itself.
-            jit_compile, batch_size: have no effect yet.
+            jit_compile: has no effect yet.
+            batch_size: the number of examples in a full batch, for `ran_once` before the first.
             strategy, gpus_per_tower, stages, own_rows: only the defaults work yet.
             policy: how devices are used. Default: the policy for their kind, CPU or GPU.
             cluster: the workers; one. Default: the workers that the environment names.
@@ -100,7 +105,6 @@ class TowerStep:
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
         checks.check_strategy(strategy)
         check_divisible(
-            batch_norm=batch_norm in ("average", "tower0"),
             strategy=strategy != "parameter_server", gpus_per_tower=gpus_per_tower > 1,
             stages=stages is not None, own_rows=own_rows,
         )  # fmt: skip
@@ -111,7 +115,9 @@ class TowerStep:
             raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
         if batch_size is not None and batch_size < 1:
             raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
-        self.model, self.nonfinite, self.batch_norm = model, nonfinite, "synchronized"
+        self.model, self.nonfinite = model, nonfinite
+        self.batch_norm = batch_norm or "synchronized"
+        self._num_rows = batch_size or 1  # of the newest batch
         self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
         self.local_towers = range(self.num_towers)
         if devices is None and (shared := undivided_cpu(self.num_towers, num_towers is not None)):
@@ -134,6 +140,7 @@ class TowerStep:
                 step, self.tower_devices, parameter_device=self.parameter_device,
                 policy=self.policy, cluster=self.cluster,
                 gives_parts=name == "gradients" or name == "train" and noise_scale,
+                model=self._twin, batch_norm=batch_norm,
             )
             for name, step in {
                 "train": self._keras_train, "gradients": self._keras_gradients,
@@ -233,6 +240,14 @@ class TowerStep:
         """Whether a traced step draws noise with tf.random, whose state cannot be saved."""
         return any(step.has_unsaved_noise for step in self._steps.values())
 
+    @property
+    def ran_once(self) -> list[RanOnce]:
+        """What an update runs once although it has rows of the batch, as `towers.ran_once` says.
+
+        It describes the update that was traced last, for the newest batch.
+        """
+        return self._steps["train"].ran_once(self._num_rows)
+
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or variables."""
         self._steps["train"].check_agreement()
@@ -257,7 +272,8 @@ class TowerStep:
         with tf.device(HOST):  # otherwise the whole batch would go to the first GPU
             tensors = map_tensors(as_tensor, batch)
         checks.check_rows(*tensors)
-        if next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0] == 0:
+        self._num_rows = next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0]
+        if self._num_rows == 0:
             raise ValueError("the global batch has no examples.")
         # tf.random would begin again in a second function, so a model that uses it has one.
         is_measured = name == "train" and self.noise is not None and (
@@ -278,6 +294,8 @@ class TowerStep:
                 traced = tf.function(method, autograph=False).get_concrete_function(specs)
             self._functions[key] = traced
             self.traces.append(traced)
+            if name == "train" and self.num_towers > 1:
+                warn_of(self.ran_once, self.model.name, "step.ran_once")
         # The step of the gradients makes no update.
         alone = self._steps["gradients" if name in ("train", "diagnosis") else name]
         undivided = functools.partial(alone.run_undivided, tensors)

@@ -150,7 +150,7 @@ def _warn_of_what_ran_once(model: keras.Model, name: str) -> None:
         return
     if not towers.warned_of_speed:
         rows = step.ran_once(_num_rows(model, name))
-        towers.warned_of_speed = warn_of(rows, model.name)
+        towers.warned_of_speed = warn_of(rows, model.name, "towers.ran_once(model)")
 
 
 def _run_in_turn(model: keras.Model, name: str) -> None:
