@@ -3,11 +3,13 @@
 from collections.abc import Sequence
 from typing import Any
 
+import keras
+import numpy as np
 import tensorflow as tf
 
 from towers.divide.parts import Parts, as_slices, tower_gradients
 from towers.step.averaging import Values
-from towers.step.errors import are_finite
+from towers.step.errors import NonFiniteError, are_finite, nonfinite_error
 from towers.step.noise_scale import NoiseMetric, squared_norm
 
 
@@ -33,6 +35,21 @@ def towers_finite(
         with tf.device(device):
             found.append(are_finite(losses[t], own))
     return tf.stack(found)
+
+
+def error_of(
+    finite: Any, towers: Any, devices: Sequence[str], variables: Sequence[keras.Variable]
+) -> NonFiniteError:
+    """Returns the error of an update that was left out.
+
+    finite: [1 + V] bool, for the whole batch. towers: the same of each tower, `towers_finite`.
+    variables: the V trainable variables.
+    """
+    if not towers.all():
+        return nonfinite_error(towers, devices, variables)
+    index = int(np.argwhere(~finite)[0, 0])  # a sum of finite parts, or noise by tf.random
+    what = f"the gradient of {variables[index - 1].path}" if index else "the loss"
+    return NonFiniteError(f"{what} is NaN or infinite.")
 
 
 def measure_noise(

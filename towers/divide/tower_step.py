@@ -12,13 +12,12 @@ from dataclasses import replace
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.ran_once import RanOnce, warn_of
 from towers.divide.switch import check_divisible
-from towers.divide.tower_results import NoCopies, measure_noise, towers_finite
+from towers.divide.tower_results import NoCopies, error_of, measure_noise, towers_finite
 from towers.divide.trainable_flags import TrainableFlags
 from towers.divide.twin import twin_of
 from towers.divide.unchanged import restore, unchanged
@@ -32,7 +31,7 @@ from towers.machine.user_lines import warn_user
 from towers.step import checks
 from towers.step.averaging import Values
 from towers.step.compiled import COMPILED
-from towers.step.errors import NonFiniteError, checked, first_error, nonfinite_error
+from towers.step.errors import checked, first_error
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
 from towers.step.sharding import BatchValues, Placed
@@ -188,7 +187,8 @@ class TowerStep:
         """
         logs, finite = self._run("train", (x, y, sample_weight), placed)
         if self.nonfinite == "stop" and finite is not None and not finite.numpy().all():
-            raise self._nonfinite_error(finite.numpy(), (x, y, sample_weight))
+            towers = self._run("diagnosis", (x, y, sample_weight)).numpy()
+            raise error_of(finite.numpy(), towers, self.tower_devices, self.trainable_variables)
         return logs
 
     def test_batch(
@@ -393,16 +393,3 @@ class TowerStep:
     def _with_loss(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Returns logs that begin with the loss, even if a custom `compute_metrics` lacks it."""
         return {"loss": loss_tracker(self._twin).result(), **logs}
-
-    def _nonfinite_error(self, finite: Any, batch: BatchValues) -> NonFiniteError:
-        """Returns the error of an update that was left out; computes the batch once more.
-
-        finite: [1 + V] bool, for the whole batch.
-        """
-        towers = self._run("diagnosis", batch).numpy()
-        if not towers.all():
-            return nonfinite_error(towers, self.tower_devices, self.trainable_variables)
-        index = int(np.argwhere(~finite)[0, 0])  # a sum of finite parts, or noise by tf.random
-        path = self.trainable_variables[index - 1].path
-        what = f"the gradient of {path}" if index else "the loss"
-        return NonFiniteError(f"{what} is NaN or infinite.")

@@ -96,11 +96,14 @@ def show_plan(run: Run, out: Report) -> None:
     if step.stages:
         lines = plan.stage_table(step)
     elif step.policy.shares_memory:
-        lines = plan.table(plan.traffic(run.make_step(policy=GPU), run.batch_size, spec))
+        step = run.make_step(policy=GPU)
+        lines = plan.table(plan.traffic(step, run.batch_size, spec))
         lines.append("Counted as on GPUs: logical CPU devices share one memory.")
     else:
         lines = plan.table(plan.traffic(step, run.batch_size, spec))
-    for line in lines:
+    once = getattr(step, "ran_once", [])  # of a step that TOWERS_DIVIDE=1 divides
+    lines += ["Computed once for the whole batch, not in every tower:"] * bool(once)
+    for line in [*lines, *map(str, once)]:
         out.line(line)
 
 
