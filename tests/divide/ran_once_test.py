@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.divide.divided_step import DividedStep
+from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.ran_once import RanOnce, warn_of
+from towers.machine.devices import policy_of
 from towers.machine.user_lines import TowersWarning
 
 L = keras.layers
@@ -85,9 +86,9 @@ def test_small_rows_that_are_gathered_are_listed_without_a_warning():
 
 def test_more_than_16_mb_of_rows_is_a_warning_that_says_what_to_change():
     row = RanOnce("model.py:31", "TopKV2", 1, "", 15_000_000, 0.4)
-    assert not warn_of([row], "name")
+    assert not warn_of([row], "name", "here")
     with pytest.warns(TowersWarning, match="model 'name' .*model.py:31: TopKV2 .*16.5 MB.*40%"):
-        assert warn_of([row._replace(num_bytes=16_500_000)], "name")
+        assert warn_of([row._replace(num_bytes=16_500_000)], "name", "here")
 
 
 @pytest.mark.filterwarnings("error")
@@ -114,6 +115,9 @@ def test_nothing_of_an_application_of_keras_runs_once(name):
     shape = (SIZES.get(name, 32),) * 2 + (3,)
     model = getattr(keras.applications, name)(weights=None, classes=10, input_shape=shape)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    step = DividedStep(model, "train_step", ["/cpu:0"] * 2, 2)
+    devices = ["/cpu:0"] * 2
+    step = DividedStep(
+        method_of(model, "train_step"), devices, parameter_device="/cpu:0", policy=policy_of(devices)
+    )
     step.prepare((tf.TensorSpec((None, *shape)), tf.TensorSpec((None,), np.int32)))
     assert step.ran_once(BATCH) == []

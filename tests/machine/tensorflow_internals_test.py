@@ -256,3 +256,18 @@ def test_copied():
 
     difference, integer = copies(tf.constant(4.0))
     assert difference == 2.5 and integer == 2 and integer.dtype == tf.int64
+
+
+def test_traced_graph():
+    made = []
+
+    def function(x):
+        made.append(tf.Variable([2.0]))
+        made[-1].assign_add(x)
+        return made[-1] * x
+
+    graph = tensorflow_internals.traced_graph(function, [tf.TensorSpec([1])])
+    assert [tensor.op.name for tensor in graph.inputs][:1] == ["data"]
+    assert [v.numpy() for v in made] == [2]  # made once, and nothing has run
+    assert [v.handle is handle for v, handle in zip(made, graph.external_captures)] == [True]
+    assert graph.structured_outputs.shape == [1]

@@ -73,7 +73,7 @@ class Elements(NamedTuple):
     source: "Value | None" = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)  # a graph of operations has no end
 class Value:
     """A tensor of the flattened trace.
 
@@ -98,7 +98,7 @@ class Value:
         return f"{self.op.name}:{self.index}"
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Op:
     """An operation of the flattened trace. Operations are numbered in the order of the trace.
 

@@ -9,7 +9,7 @@ Copies move with the products.
 
 from collections.abc import Sequence
 
-from towers.divide.facts import ONCE, PART, WHOLE, Op, Value
+from towers.divide.facts import ONCE, PART, SIZE, WHOLE, Op, Value
 
 FACTORS = ("Mul", "RealDiv", "Div", "DivNoNan")
 _COPIES = ("Identity", "IdentityN")  # tf.custom_gradient makes one of all its results
@@ -24,7 +24,9 @@ def multiply_sums(ops: Sequence[Op]) -> None:
     for op in reversed(ops):
         if op.each is None:
             continue
-        is_moved = op.type in (*FACTORS, *_COPIES) and set(op.each.facts) <= {PART, ONCE}
+        is_sum = set(op.each.facts) <= {PART, ONCE}
+        is_known = {value.fact for value in op.inputs} <= {PART, ONCE, SIZE}  # in all towers alike
+        is_moved = op.type in (*FACTORS, *_COPIES) and is_sum and is_known
         if is_moved and read_in_towers.isdisjoint(op.outputs):
             op.each = None
             for value in op.outputs:

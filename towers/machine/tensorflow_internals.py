@@ -117,7 +117,10 @@ def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> Any:
     Variables that the function makes are initialized at once, outside of the graph.
     """
     # A `tf.function` that makes variables, as an optimizer does at first, is traced twice.
-    return func_graph.func_graph_from_py_func(function.__name__, function, tuple(specs), {})
+    names = ["data"] * len(specs)  # as in Keras, in the names of messages
+    return func_graph.func_graph_from_py_func(
+        function.__name__, function, tuple(specs), {}, arg_names=names
+    )
 
 
 def without_xla(function: Callable, *values: tf.Tensor) -> Any:
