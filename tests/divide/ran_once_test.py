@@ -116,8 +116,8 @@ def test_nothing_of_an_application_of_keras_runs_once(name):
     model = getattr(keras.applications, name)(weights=None, classes=10, input_shape=shape)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     devices = ["/cpu:0"] * 2
-    step = DividedStep(
-        method_of(model, "train_step"), devices, parameter_device="/cpu:0", policy=policy_of(devices)
-    )
+    policy = policy_of(devices)
+    train_step = method_of(model, "train_step")
+    step = DividedStep(train_step, devices, parameter_device="/cpu:0", policy=policy)
     step.prepare((tf.TensorSpec((None, *shape)), tf.TensorSpec((None,), np.int32)))
     assert step.ran_once(BATCH) == []

@@ -111,9 +111,10 @@ def _reduction(look: Look, over_rows: Fact | None = None) -> Each | None:
     def emit(context: Any, op: Any, values: list[Any]) -> list[Any]:
         return context.copy(op, [values[0], tf.constant(axes, tf.int32)], Tidx=tf.int32)
 
+    fact = over_rows
     if look.fact(0).axis not in axes:
-        return look.own_first(rows(_axis_after(look, axes, keeps)), emit=emit)
-    return look.own_first(over_rows, emit=emit) if over_rows is not None else None
+        fact = rows(_axis_after(look, axes, keeps))
+    return None if fact is None else Each([(look.inputs[0], OWN)], [fact], emit)
 
 
 @rule_of_rows("Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
@@ -146,7 +147,7 @@ def mean(look: Look) -> Each | None:
         found = tf.reduce_sum(values[0], axes, keepdims=keeps)
         return [found / tf.cast(total, found.dtype)]
 
-    return look.own_first(PART, emit=part)
+    return Each([(look.inputs[0], OWN)], [PART], part)
 
 
 @rule_of_rows("ArgMax", "ArgMin")

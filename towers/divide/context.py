@@ -33,6 +33,7 @@ class Context:
     def __init__(self, place: Place, find: Callable[[Value, Need], Any]) -> None:
         self.place, self._find = place, find
         self.values: dict[Value, Any] = {}
+        self._by_formulas: dict[Value, Any] = {}  # sizes
 
     def copy(self, op: Op, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
         """Copies an operation; integers and types among its attributes may be replaced."""
@@ -72,10 +73,11 @@ class Context:
 
     def _whole(self, value: Value) -> Any:
         """Returns a value of the batch."""
-        if value in self.values and value.fact in (ONCE, SIZE):
-            return self.values[value]
         if value.fact == SIZE and value.formula is not None:
-            self.values[value] = self._by_formula(value, self.place.total)
+            if value not in self._by_formulas:
+                self._by_formulas[value] = self._by_formula(value, self.place.total)
+            return self._by_formulas[value]
+        if value in self.values and value.fact in (ONCE, SIZE):
             return self.values[value]
         if value.fact == SIZE and is_made_anywhere(value):
             self._emit_size(value.op)

@@ -22,7 +22,7 @@ from towers.divide.phases import phases_of
 from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
-from towers.divide.stages import Run, Stage
+from towers.divide.stages import FullShards, Run, Stage
 
 _END = -2  # stands for the phase in which the results are read
 
@@ -35,6 +35,7 @@ class Divided:
         parameter_device: str = "/cpu:0", add_on_devices: bool = False,
         gives_parts: bool = False, row_splits: Collection[int] = (),
         markers: Mapping[str, Marked] | None = None, takes_first: bool = False,
+        full_batch: FullShards | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -49,7 +50,9 @@ class Divided:
             markers: the markers of statistics that each tower has for itself, by name.
             takes_first: whether such a statistic is tower 0's if it is read whole, instead of the
                 average over all rows.
+            full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
         """
+        self._full_batch = full_batch
         self._row_splits, self._markers, self._takes_first = row_splits, markers, takes_first
         self._graph, self._devices, self._home = graph, devices, parameter_device
         self._adds_on_devices = add_on_devices
@@ -142,8 +145,9 @@ class Divided:
         with tf.device(self._home):
             batch = self._given[self._rows[0]] if self._rows else None
             run = Run(
-                given, batch, self._devices, self._home, self._adds_on_devices, self._takes_first
-            )
+                given, batch, self._devices, self._home, self._adds_on_devices, self._takes_first,
+                self._full_batch,
+            )  # fmt: skip
         for phase in self._phases:
             phase.call(run)
         return run

@@ -11,6 +11,7 @@ import tensorflow as tf
 from towers.divide.divided import Divided
 from towers.divide.own_moments import Marked, marking
 from towers.divide.ran_once import RanOnce
+from towers.divide.stages import FullShards
 from towers.divide.switch import check_divisible
 from towers.divide.unchanged import unchanged
 from towers.graph.repeatable import has_unsaved_noise
@@ -39,6 +40,7 @@ class DividedStep:
         self, step: Callable[[Any], Any], tower_devices: Sequence[str], *, parameter_device: str,
         policy: Policy, cluster: Workers | None = None, gives_parts: bool = False,
         model: keras.Model | None = None, batch_norm: str | None = None,
+        full_batch: FullShards | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -51,6 +53,7 @@ class DividedStep:
             model: the model that `batch_norm` is about.
             batch_norm: "average" or "tower0" for layers that normalize each tower's rows by
                 themselves. Default: all layers take the mean and variance of the whole batch.
+            full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
 
         Raises:
             ValueError: this process is one of several workers.
@@ -60,7 +63,7 @@ class DividedStep:
         self._step, self._policy, self._devices = step, policy, tower_devices
         self._parameter_device, self._gives_parts = parameter_device, gives_parts
         self._marked = model if batch_norm in ("average", "tower0") else None
-        self._takes_first = batch_norm == "tower0"
+        self._takes_first, self._full_batch = batch_norm == "tower0", full_batch
         devices_lib.set_graph_optimizer(policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
 
@@ -92,6 +95,7 @@ class DividedStep:
             graph, dense, self._devices, parameter_device=self._parameter_device,
             add_on_devices=self._policy.add_on_devices, gives_parts=self._gives_parts,
             row_splits=row_splits, markers=markers, takes_first=self._takes_first,
+            full_batch=self._full_batch,
         )  # fmt: skip
         if divided.fixed_batch:
             raise BatchInCode(

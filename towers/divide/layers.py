@@ -106,9 +106,10 @@ def noise(look: Look) -> Each | None:
         low = counter[0] + tf.cast(before // numbers, tf.uint64)
         carry = tf.cast(low < counter[0], tf.uint64)
         skipped = before % numbers
-        length = tf.reshape(tf.reduce_prod(shape) + skipped, [1])
+        size = tf.reduce_prod(shape, keepdims=True)
+        length = size + numbers - 1  # XLA compiles for each length
         moved = tf.stack([low, counter[1] + carry])
         flat = context.copy(op, [tf.cast(length, values[0].dtype), key, moved, *rest])[0]
-        return [tf.reshape(flat[skipped:], shape)]
+        return [tf.reshape(tf.slice(flat, [skipped], size), shape)]
 
     return look.each([shape_of(0), *[WHOLE] * (len(look.inputs) - 1)], FIRST, emit=draw)

@@ -5,6 +5,7 @@ A list that runs in the towers has the fact of its elements. In each tower it ho
 
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Value
@@ -92,11 +93,10 @@ def new_list(look: Look) -> Each | None:
                 element_shape=-1, num_elements=values[0], element_dtype=dtype
             )]  # fmt: skip
         return [tf.raw_ops.EmptyTensorList(
-            element_shape=-1, max_num_elements=-1, element_dtype=dtype
+            element_shape=-1, max_num_elements=values[0], element_dtype=dtype
         )]  # fmt: skip
 
-    needs = [(look.inputs[1], WHOLE)] if has_count else []
-    return Each(needs, [EMPTY], make, elements=[Elements(number=counts)])
+    return Each([(look.inputs[1], WHOLE)], [EMPTY], make, elements=[Elements(number=counts)])
 
 
 def _counts(look: Look) -> tuple[int, ...] | None:
@@ -197,6 +197,7 @@ def pop_back(look: Look) -> Each | None:
     fact, elements = look.inputs[0].fact, look.inputs[0].elements
     if fact == SIZES and elements.source is not None:
         look.probes.alias(look.outputs[1], elements.source)
+        look.outputs[1].formula = elements.source.formula
         needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
         return Each(needs, [SIZES, SIZE], elements=[elements, Elements()])
     found = _element(look, 1, 1)
@@ -249,6 +250,9 @@ def length(look: Look) -> Each | None:
     if value.fact == ONCE or value.elements.number is None:
         return None
     look.probes.feed_numbers(look.outputs[0], value.elements.number)
+    if len(set(value.elements.number)) == 1:
+        look.outputs[0].formula = np.array(value.elements.number[0]), np.array(0)
+        return Each([], [SIZE])
     return Each([(value, OWN)], [SIZE])
 
 

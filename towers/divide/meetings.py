@@ -5,24 +5,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from towers.divide.compiling import is_known
 from towers.divide.context import Context, Place, roots
 from towers.divide.facts import PART, SIZE, WHOLE, Need, Op, Value
-from towers.divide.flat import CONDITIONS
 from towers.divide.phases import states_before
 from towers.divide.stages import Run
 from towers.machine.devices import short_name
-from towers.machine.tensorflow_internals import called_graphs
 from towers.step.averaging import add_tree
 
 _ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
-# What updates consist of. XLA knows many more, but some of them only on some devices.
-_COMPILED = frozenset("""Abs Add AddN AddV2 All Any AssignAddVariableOp AssignSubVariableOp
-    AssignVariableOp BroadcastTo Cast Ceil ClipByValue ConcatV2 Const Cos Div DivNoNan Equal Exp
-    ExpandDims Fill Floor FloorDiv FloorMod Greater GreaterEqual Identity IdentityN IsFinite IsNan
-    L2Loss Less LessEqual Log LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean Min Minimum
-    Mul Neg NoOp NotEqual OnesLike Pack Placeholder Pow PreventGradient Prod ReadVariableOp RealDiv
-    Reciprocal Reshape Round Rsqrt Select SelectV2 Sign Sin Split Sqrt Square SquaredDifference
-    Squeeze StopGradient StridedSlice Sub Sum Tanh Transpose Unpack ZerosLike""".split())
 _LARGE = 4096  # elements; what is smaller takes little time, and compiling it takes as much as any
 
 
@@ -105,24 +96,10 @@ def _is_large(op: Op) -> bool:
 def _compiles(op: Op) -> bool:
     """Returns whether XLA compiles an operation, once for all batches."""
     inputs_known = all(map(_has_known_shape, (*op.inputs, *op.outputs)))
-    return inputs_known and _is_known_to_xla(op.source)
+    return inputs_known and is_known(op.source)
 
 
 def _has_known_shape(value: Value) -> bool:
     if value.fact == SIZE:
         return not roots(value)
     return value.dtype == tf.resource or value.shape.is_fully_defined()
-
-
-def _is_known_to_xla(operation: tf.Operation) -> bool:
-    """Returns whether XLA compiles an operation of the trace; of a condition, both branches."""
-    if any(v.dtype in (tf.string, tf.variant) for v in (*operation.inputs, *operation.outputs)):
-        return False
-    if operation.type not in CONDITIONS:
-        return operation.type in _COMPILED
-    branches = [
-        *called_graphs(operation, "then_branch"), *called_graphs(operation, "else_branch")
-    ]  # fmt: skip
-    return len(branches) == 2 and all(
-        _is_known_to_xla(each) for branch in branches for each in branch.get_operations()
-    )

@@ -1,16 +1,20 @@
 """Runs the stages of the towers and the meetings between them, within the caller's tf.function."""
 
+import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from towers.divide.compiling import indices_are_valid, is_compiled_loop
 from towers.divide.context import Context, Place, open_shape, reads
 from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Op, Value
 from towers.machine.tensorflow_internals import KEEP_WHOLE
 from towers.step.averaging import Tree, add_tree, partial_sums
 from towers.step.structures import SPLIT
+
 _LARGE = 4096  # elements
+FullShards: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 
 
 class Run:
@@ -18,11 +22,12 @@ class Run:
 
     def __init__(
         self, given: dict[Value, Any], batch: Value | None, devices: Sequence[str], home: str,
-        adds_on_devices: bool, takes_first: bool,
+        adds_on_devices: bool, takes_first: bool, full_batch: FullShards | None,
     ) -> None:  # fmt: skip
         """
         batch: one of the values given, which has the rows of the batch. takes_first: whether a
             statistic that each tower has is tower 0's if it is read whole, instead of the average.
+        full_batch: tells which towers' loops run compiled, given their numbers of rows; None: none.
         """
         self._takes_first = takes_first
         self.devices, self.home, self._adds_on_devices = devices, home, adds_on_devices
@@ -33,9 +38,11 @@ class Run:
         starts = tf.minimum(tf.cumsum(counts, exclusive=True), total - 1)
         # A tower without rows computes on the last row of the batch, because some kernels fail
         # without one. `_if_rows` and `real_parts` drop what it computes.
+        sizes = tf.unstack(counts, num_towers)
+        self.compiled = None if full_batch is None else full_batch(sizes)  # T bools
         self.places = [
             Place(tf.maximum(count, 1), start, total, count > 0)
-            for count, start in zip(tf.unstack(counts, num_towers), tf.unstack(starts, num_towers))
+            for count, start in zip(sizes, tf.unstack(starts, num_towers))
         ]
         self.whole = Context(Place(total, tf.constant(0), total, tf.constant(True)), self._meet)
         self.whole.values.update(given)
@@ -136,37 +143,66 @@ class Stage:
         found = (pair for op in ops for pair in reads(op) if pair[0] not in own)
         self._inputs = list(dict.fromkeys(found))
         self._outputs = [value for op in ops for value in op.outputs if value in read_after]
-        self._traced: Callable | None = None
+        ends = [*(value for value, _ in self._inputs), *self._outputs]
+        self._is_loop = is_compiled_loop(ops, ends)
+        self._traced: dict[bool, Callable] = {}
 
     def call(self, run: Run) -> None:
         """Computes the results of each tower, on its device."""
         given = [run.values_for(value, need) for value, need in self._inputs]
-        compute = self._function()
+        plain = self._function(False)
+        flags = run.compiled if self._is_loop else None
         for t, (place, device) in enumerate(zip(run.places, run.devices, strict=True)):
+            own = [values[t] for values in given]
             with tf.name_scope(f"tower_{t}"), tf.device(device):
-                results = compute(place, [values[t] for values in given])
+                if flags is None:
+                    results, _ = plain(place, own)
+                else:
+                    results = _chosen(flags[t], self._function(True), plain, place, own)
             run.towers[t].update(zip(self._outputs, results, strict=True))
 
-    def _compute(self, place: Place, given: list[Any]) -> list[Any]:
-        """Emits the operations of one tower; returns the values of `_outputs`."""
+    def _compute(self, is_compiled: bool, place: Place, given: list[Any]) -> tuple[list[Any], Any]:
+        """Emits the operations of one tower; returns the values of `_outputs`.
+
+        Also returns whether all indices are valid, if XLA compiles the function.
+        """
         found = dict(zip(self._inputs, given, strict=True))
         context = Context(place, lambda value, need: found[value, need])
         context.run(self._ops)
         results = [context.values[value] for value in self._outputs]
         is_part = [value.fact == PART and value.dtype != tf.variant for value in self._outputs]
         real = iter(_if_rows(place, [part for part, told in zip(results, is_part) if told]))
-        return [next(real) if told else value for value, told in zip(results, is_part)]
+        results = [next(real) if told else value for value, told in zip(results, is_part)]
+        return results, indices_are_valid(self._ops, context.read) if is_compiled else ()
 
-    def _function(self) -> Callable:
-        """Returns the function of a tower, traced once."""
-        if self._traced is None:
+    def _function(self, is_compiled: bool) -> Callable:
+        """Returns the function of a tower, traced once, and once for XLA."""
+        if is_compiled not in self._traced:
             scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
             specs = [_spec(value, need) for value, need in self._inputs]
+            options: dict[str, Any] = {"jit_compile": True} if is_compiled else {
+                "experimental_attributes": KEEP_WHOLE
+            }  # fmt: skip
             with tf.init_scope(), tf.device(None):
-                self._traced = tf.function(
-                    self._compute, autograph=False, experimental_attributes=KEEP_WHOLE
+                self._traced[is_compiled] = tf.function(
+                    functools.partial(self._compute, is_compiled), autograph=False, **options
                 ).get_concrete_function(Place(scalar, scalar, scalar, flag), specs)
-        return self._traced
+        return self._traced[is_compiled]
+
+
+def _chosen(
+    is_compiled: Any, compiled: Callable, plain: Callable, place: Place, given: list[Any]
+) -> list[Any]:
+    """Returns the results of the compiled function for full batches with valid indices.
+
+    The other one raises the error of an index that is out of range.
+    """
+
+    def fast() -> list[Any]:
+        results, is_valid = compiled(place, given)
+        return tf.cond(is_valid, lambda: results, lambda: plain(place, given)[0])
+
+    return tf.nest.flatten(tf.cond(is_compiled, fast, lambda: plain(place, given)[0]))
 
 
 def _if_rows(place: Place, parts: list[Any]) -> list[Any]:

@@ -30,14 +30,14 @@ from towers.machine.loss_internals import loss_tracker
 from towers.machine.user_lines import warn_user
 from towers.step import checks
 from towers.step.averaging import Values
-from towers.step.compiled import COMPILED
+from towers.step.compiled import COMPILED, losses
 from towers.step.errors import checked, first_error
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
 from towers.step.sharding import BatchValues, Placed
 from towers.step.state import variables_device
 from towers.step.structures import any_rows, as_tensor, map_tensors
-from towers.step.xla import FullBatch
+from towers.step.xla import FullBatch, uses_xla
 from towers.workers.watch import watched
 from towers.workers.workers import Workers, join_workers
 
@@ -85,8 +85,10 @@ class TowerStep:
                 does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
                 and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
                 gradients itself.
-            jit_compile: has no effect yet.
-            batch_size: the number of examples in a full batch, for `ran_once` before the first.
+            jit_compile: whether XLA compiles small recurrent layers on machines without GPUs; as in
+                `compile` of Keras, False turns it off.
+            batch_size: the number of examples in a full batch, whose towers XLA may compile.
+                Default: each batch is a full one.
             strategy, gpus_per_tower, stages, own_rows: only the defaults work yet.
             policy: how devices are used. Default: the policy for their kind, CPU or GPU.
             cluster: the workers; one. Default: the workers that the environment names.
@@ -110,10 +112,7 @@ class TowerStep:
         self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
         self.num_towers = len(self.devices) if num_towers is None else num_towers
-        if noise_scale and self.num_towers < 2:
-            raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
+        checks.check_counts(self.num_towers, batch_size, noise_scale)
         self.model, self.nonfinite = model, nonfinite
         self.batch_norm = batch_norm or "synchronized"
         self._num_rows = batch_size or 1  # of the newest batch
@@ -132,14 +131,17 @@ class TowerStep:
         with tf.device(self.parameter_device):
             self.noise = NoiseMetric() if noise_scale else None
         self.stages = self.own_rows = None
-        self.uses_xla, self.faults = False, ()
-        self.strategy, self.full_batch = NoCopies(), FullBatch(batch_size)
+        self.uses_xla = uses_xla(
+            model, self.devices, jit_compile, self.num_towers, losses(self._twin)[0], batch_norm
+        )  # fmt: skip
+        self.strategy, self.full_batch, self.faults = NoCopies(), FullBatch(batch_size), ()
         self._steps = {
             name: DividedStep(
                 step, self.tower_devices, parameter_device=self.parameter_device,
                 policy=self.policy, cluster=self.cluster,
                 gives_parts=name == "gradients" or name == "train" and noise_scale,
                 model=self._twin, batch_norm=batch_norm,
+                full_batch=self._full_shards("train" if name == "gradients" else name),
             )
             for name, step in {
                 "train": self._keras_train, "gradients": self._keras_gradients,
@@ -150,6 +152,9 @@ class TowerStep:
         self._updates: dict[Any, WatchedUpdate] = {}  # by the graph of a traced train_step
         self._functions: dict[str, Any] = {}  # by method and the batch's structure
         self.traces: list[Any] = []
+
+    def _full_shards(self, name: str) -> Any:
+        return functools.partial(self.full_batch.compiled, name) if self.uses_xla else None
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
         """Makes one synchronous update.

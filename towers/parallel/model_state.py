@@ -1,5 +1,6 @@
 """Holds the state of a parallel model: its towers, its steps, and layers that are not built yet."""
 
+import functools
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,7 +21,7 @@ from towers.step import TowerStep, state as state_lib
 from towers.step.compiled import COMPILED, losses
 from towers.step.errors import NewestBatch
 from towers.step.metrics import BatchMetrics, call_compute_loss, overrides
-from towers.step.xla import FullBatch
+from towers.step.xla import FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
 
 STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
@@ -203,8 +204,15 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
         "gpus_per_tower": towers.gpus_per_tower > 1,
         "own_rows": towers.own_rows,
     })
+    compiles = False
+    if not overrides(model, f"{name}_step"):
+        loss = losses(model)[0] if model.compiled else None
+        compiles = bool(uses_xla(
+            model, towers.devices, towers.jit_compile, towers.num_towers, loss, towers.batch_norm
+        ))  # fmt: skip
     return DividedStep(
         method_of(model, f"{name}_step"), place_towers(towers.num_towers, towers.devices),
         parameter_device=state_lib.variables_device(model), policy=policy_of(towers.devices),
         model=model, batch_norm=towers.batch_norm,
+        full_batch=functools.partial(towers.full_batch.compiled, name) if compiles else None,
     )

@@ -73,6 +73,14 @@ def check_strategy(strategy: str) -> None:
     check_choice("strategy", strategy, choices.STRATEGIES)
 
 
+def check_counts(num_towers: int, batch_size: int | None, noise_scale: bool) -> None:
+    """Raises ValueError if there are too few towers or examples in a full batch."""
+    if noise_scale and num_towers < 2:
+        raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
+    if batch_size is not None and batch_size < 1:
+        raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
+
+
 def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
     """Raises ValueError if an argument is not one of the allowed values."""
     if value not in allowed:

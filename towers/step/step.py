@@ -132,10 +132,7 @@ class Step:
         if num_towers is None:
             num_towers = self.cluster.num_workers * len(firsts)
         checks.check_shared(model, num_towers)
-        if noise_scale and num_towers < 2:
-            raise ValueError("noise_scale needs two towers: give num_towers=2 or more.")
-        if batch_size is not None and batch_size < 1:
-            raise ValueError(f"batch_size ({batch_size}) must be at least 1.")
+        checks.check_counts(num_towers, batch_size, noise_scale)
         self.num_towers, self.nonfinite, self.model = num_towers, nonfinite, model
         self.batch_norm = batch_norm or "average"
         self.exchange = make_exchange(self.cluster, num_towers, own_rows)

@@ -1,0 +1,69 @@
+"""Says what XLA compiles: the update, and stages of small loops on machines without GPUs."""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.divide.facts import Need, Op, Value
+from towers.divide.flat import CONDITIONS, LOOPS
+from towers.machine.tensorflow_internals import called_graphs
+
+# XLA knows many more, but some of them only on some devices.
+_KNOWN = frozenset("""Abs Add AddN AddV2 All Any ArgMax AssignAddVariableOp AssignSubVariableOp
+    AssignVariableOp BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast Ceil
+    ClipByValue ConcatV2 Const Cos Div DivNoNan Einsum EmptyTensorList Equal Exp ExpandDims Fill
+    Floor FloorDiv FloorMod
+    GatherV2 Greater GreaterEqual Identity IdentityN IsFinite IsNan L2Loss Less LessEqual Log Log1p
+    LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean Min Minimum Mul Neg NoOp
+    NotEqual OneHot OnesLike Pack Placeholder Pow PreventGradient Prod Range ReadVariableOp RealDiv
+    Reciprocal Relu ReluGrad Reshape ReverseV2 Round Rsqrt RsqrtGrad Select SelectV2 Shape Sigmoid
+    SigmoidGrad Sign Sin Size Slice Softmax SoftmaxCrossEntropyWithLogits
+    SparseSoftmaxCrossEntropyWithLogits Split Sqrt Square SquaredDifference Squeeze
+    StatelessRandomUniformV2 StopGradient StridedSlice StridedSliceGrad Sub Sum Tanh TanhGrad
+    TensorListElementShape TensorListFromTensor TensorListGetItem TensorListLength
+    TensorListPopBack TensorListPushBack TensorListReserve TensorListSetItem TensorListStack Tile
+    Transpose Unpack UnsortedSegmentSum ZerosLike""".split())
+_BODIES = ("body", "cond", "then_branch", "else_branch")
+
+
+def is_known(operation: tf.Operation) -> bool:
+    """Returns whether XLA compiles an operation of the trace, and what it calls."""
+    if any(value.dtype == tf.string for value in (*operation.inputs, *operation.outputs)):
+        return False
+    if operation.type not in (*LOOPS, *CONDITIONS):
+        return operation.type in _KNOWN
+    names = [name for name in _BODIES if name in operation.node_def.attr]
+    graphs = [graph for name in names for graph in called_graphs(operation, name)]
+    return len(graphs) == len(names) and all(
+        is_known(each) for graph in graphs for each in graph.get_operations()
+    )
+
+
+def is_compiled_loop(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
+    """Returns whether XLA compiles a stage: it has a loop, and no list enters or leaves it.
+
+    ends: what the stage reads and returns.
+    """
+    if any(value.dtype == tf.variant for value in ends):
+        return False
+    return any(op.type in LOOPS for op in ops) and all(is_known(op.source) for op in ops)
+
+
+def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], Any]) -> tf.Tensor:
+    """Returns whether all indices of a stage are in their range, as a bool.
+
+    Kernels raise an error otherwise. XLA reads another row, or makes a loss NaN.
+    """
+    checks = [tf.constant(True)]
+    for op in ops:
+        size, needs = None, dict(op.each.needs) if op.each is not None else {}
+        if op.type == "SparseSoftmaxCrossEntropyWithLogits":
+            size = op.inputs[0].shape[-1]
+        elif op.type == "GatherV2":
+            axis = tf.get_static_value(op.source.inputs[2])
+            size = None if axis is None else op.inputs[0].shape[int(axis)]
+        if size is not None and op.inputs[1] in needs:
+            index = read(op.inputs[1], needs[op.inputs[1]])
+            checks.append(tf.reduce_all((index >= 0) & (index < tf.cast(size, index.dtype))))
+    return tf.reduce_all(tf.stack(checks))
