@@ -166,12 +166,13 @@ def of_layers(names):
     return build
 
 
-def trained(build, data, num_towers):
+def trained(build, data, num_towers, num_devices=3):
     """Everything that fit, evaluate and predict make; None: by Keras on one device."""
     keras.utils.set_random_seed(5)
     model = build()
     if num_towers:
-        model = towers.make_parallel(model, min(num_towers, 3), num_towers=num_towers)
+        num_devices = min(num_towers, num_devices)
+        model = towers.make_parallel(model, num_devices, num_towers=num_towers)
     found = []
     for n in ROWS:
         x, y, weight = map_tensors(as_tensor, data(n))
@@ -211,6 +212,21 @@ def test_noise_and_statistics_of_the_batch_do_not_depend_on_the_number_of_towers
         return model
 
     assert_alike(build, classes, num_towers)
+
+
+@fast
+def test_eight_towers_give_the_same_bits_on_any_number_of_devices():
+    def build():
+        noisy = [L.Dense(80), L.BatchNormalization(), L.Dropout(0.4)]
+        layers = [*noisy, L.Reshape((5, 16)), L.GRU(20), L.Dense(3, "softmax")]
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    first, *others = (trained(build, classes, 8, count)[0] for count in (1, 3, 8))
+    for found in others:
+        for ours, theirs in zip(found, first, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
 
 
 @fast

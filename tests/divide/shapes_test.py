@@ -24,6 +24,11 @@ def _in_fours(x: tf.Tensor) -> tf.Tensor:
     return (tf.shape(x)[0] + 3) // 4 * 4
 
 
+def _at_most_five(x: tf.Tensor) -> tf.Tensor:
+    """The number of rows, or five."""
+    return tf.reduce_sum(tf.cast(tf.range(tf.shape(x)[0]) < 5, tf.int32))
+
+
 def _by_size(x: tf.Tensor, many: int, few: int) -> tf.Tensor:
     """The number of rows times `many`, or times `few` if it is at most five."""
     count = tf.shape(x)[0]
@@ -89,6 +94,7 @@ CASES.add("StridedSlice", lambda x: x[::-1], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2 * 2], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[: _by_size(x, 1, 0)], N34, divided=False)
+CASES.add("StridedSlice", lambda x: x[: _at_most_five(x)], N34, divided=False)
 CASES.add("StridedSlice", lambda x: x[0], N34, divided=False)
 CASES.add("StridedSlice", lambda x: tf.reduce_sum(x, 0)[1:], N34)
 

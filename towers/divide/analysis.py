@@ -5,7 +5,9 @@ An operation without a rule runs once, on whole values. It is exact and only slo
 
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import tensorflow as tf
 
 from towers.divide import arithmetic, layers, loops, own_moments, shapes  # noqa: F401  (rules)
 from towers.divide.context import roots
@@ -29,6 +31,21 @@ _EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo 
     Squeeze StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
 # Operations that take time. Behind an operation that combined all rows, towers share them again.
 _WORK = re.compile("Conv|Dilation|MatMul|Einsum")
+
+
+def _are_known(values: Iterable[Value]) -> bool:
+    """Returns whether the trace knows the sizes of values."""
+    return all(value.shape.is_fully_defined() for value in values)
+
+
+def _is_known_entry(op: Op) -> bool:
+    """Returns whether an operation takes an entry of a shape that the trace knows."""
+    if op.type != "StridedSlice" or op.inputs[0].op.type != "Shape":
+        return False
+    sizes, begin = op.inputs[0].op.inputs[0].shape, tf.get_static_value(op.source.inputs[1])
+    if sizes.rank is None or begin is None or op.source.get_attr("shrink_axis_mask") != 1:
+        return False
+    return sizes[int(begin[0])] is not None
 
 
 class Analysis:
@@ -102,13 +119,15 @@ class Analysis:
         elif op.type.startswith("StatelessRandom"):
             return False  # noise has a shape, but follows from more
         elif op.type == "Const" or op.inputs and all(v.op in self._sizes for v in op.inputs):
-            self._sizes[op] = any(self._sizes[value.op] for value in op.inputs)
+            changes = any(self._sizes[value.op] for value in op.inputs)
+            self._sizes[op] = changes and not _is_known_entry(op)
         if not op.outputs or not self._sizes.get(op) or op.type in SHAPES:
             return False
-        if op.outputs[0].dtype.is_floating:
-            return False
-        is_cut = op.type in _EXACT and op.inputs[0].dtype.is_floating
-        return is_cut or op.type not in _EXACT and op.type not in _MAKE_ROWS
+        if op.outputs[0].dtype.is_floating or not _are_known(op.outputs):
+            return False  # no size
+        if not _are_known(op.inputs) or op.inputs[0].dtype.is_floating:
+            return True  # such as the number of those elements of a range that are below 5
+        return op.type not in _EXACT and op.type not in _MAKE_ROWS
 
     def _place_rounded(self, op: Op) -> None:
         """Decides on an integer that may be rounded. It is known if no input counts rows.
@@ -232,7 +251,7 @@ class Analysis:
     def _may_count_rows(self, value: Value) -> bool:
         """Returns whether a size is not the same for all numbers of rows."""
         found = self.probes.values(value)
-        return found is None or not is_fixed([str(v) for v in found])
+        return found is None or not is_fixed([(v.shape, v.tobytes()) for v in found])
 
     def _shape(self, look: Look) -> Each | None:
         """Answers for a shape: made where it is read, of constants, N and the tower's tensor."""

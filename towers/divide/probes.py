@@ -211,9 +211,10 @@ class Probes:
             return None if numbers is None else [np.array(number) for number in numbers]
         found = []
         for tensor in self._tensors[value]:
+            if (tensor.shape.num_elements() or 0) > _LARGEST:
+                return None
             constant = tf.get_static_value(tensor)
-            if constant is None and (tensor.shape.num_elements() or 0) <= _LARGEST:
-                constant = evaluated(tensor)
+            constant = evaluated(tensor) if constant is None else constant
             if constant is None:
                 return None
             found.append(constant)
