@@ -22,9 +22,8 @@ from towers.divide.rule import RULES, Look
 _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
               "StatelessRandomUniformIntV2", "StatelessRandomUniformFullIntV2")  # fmt: skip
 SHAPES = ("Shape", "Size")
-# Exact arithmetic: what these make of a number of rows is true for all numbers if it is true at
-# the probes. Other operations may round it, as in n // 2 * 2, compare it, or choose, as in
-# tf.maximum(n, 5).
+# Their results from a number of rows are true for all numbers if they are true at the probes. Other
+# operations may round it, as in n // 2 * 2, compare it, or choose, as in tf.maximum(n, 5).
 _EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
     ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity IdentityN InvertPermutation
     Mul Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV

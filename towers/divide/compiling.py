@@ -43,7 +43,7 @@ def is_known(operation: tf.Operation) -> bool:
 def is_compiled_loop(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
     """Returns whether XLA compiles a stage: it has a loop, and no list enters or leaves it.
 
-    ends: what the stage reads and returns.
+    ends: the values that the stage reads and returns.
     """
     if any(value.dtype == tf.variant for value in ends):
         return False

@@ -151,8 +151,8 @@ def live(ops: Sequence[Op], outputs: Iterable[Value]) -> list[Op]:
 def merged(ops: Iterable[Op], outputs: Sequence[Value]) -> tuple[list[Op], list[Value]]:
     """Leaves out operations that repeat others, as optimizers do for each parameter.
 
-    A variable is read again after each change. What reads an Identity stays apart: layers that are
-    recomputed for their gradient have one.
+    A variable is read again after each change. Operations that read an Identity stay apart, because
+    a layer that is recomputed for its gradient has one.
     """
     first: dict[Hashable, Op] = {}
     same: dict[Value, Value] = {}

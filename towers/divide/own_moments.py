@@ -1,11 +1,11 @@
 """BatchNormalization with each tower's own statistics: batch_norm="average" and "tower0".
 
     the trace                                           in a tower
-    rows -> mean, variance -> marker -> layer           mean and variance of its own rows
-    d layer -> d rows -> marker                         d rows, from its own sums of gradients
+    rows -> mean, variance -> marker -> layer           mean and variance of the tower's rows
+    d layer -> d rows -> marker                         d rows, from the tower's sums of gradients
 
-A marker is an IdentityN that also has what a tower computes the same from. Where a statistic is
-read whole, as by the moving averages, it is the average over the towers, or tower 0's.
+A marker is an IdentityN that also has the inputs of what it marks. The moving averages read the
+average of the towers' statistics, or tower 0's.
 """
 
 import itertools

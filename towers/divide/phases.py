@@ -24,8 +24,8 @@ Phases = dict[int, list[Op]]
 def phases_of(ops: Sequence[Op]) -> Phases:
     """Returns the operations by phase.
 
-    Each is in the earliest phase that it can run in. What no tower waits for, such as the update,
-    the metrics and moving averages, is in the last one.
+    Each is in the earliest phase that it can run in. If no tower waits for it, as for the update,
+    the metrics and moving averages, it is in the last one.
     """
     run = [op for op in ops if not is_made_where_read(op)]
     before = states_before(run)
@@ -60,8 +60,8 @@ def _met(op: Op, phase_of: dict[Op, int]) -> Iterable[int]:
 def states_before(ops: Iterable[Op]) -> dict[Op, list[Op]]:
     """Returns the operations that must run before each one, because they share a state.
 
-    Those that read or change one state keep their order, and so do all that print, check or call
-    Python.
+    Operations that read or change one state keep their order, and so do all that print, check or
+    call Python.
     """
     before: dict[Op, list[Op]] = defaultdict(list)
     changed: dict[Any, Op] = {}  # what has changed a state last

@@ -104,7 +104,7 @@ def warn_of(rows: Sequence[RanOnce], name: str, where: str) -> bool:
 
     A convolution, a product of matrices and a loop take time, and more than 16 MB of rows.
 
-    where: what returns the whole list.
+    where: the expression that returns the whole list, for the message.
     """
     slow = [row for row in rows if _SLOW.search(row.operation)]
     if not slow and sum(row.num_bytes for row in rows) > _MOST_BYTES:

@@ -210,19 +210,19 @@ def _if_rows(place: Place, parts: list[Any]) -> list[Any]:
 
     A condition copies nothing, and a selection takes less time for small tensors.
     """
-    large = [part for part in parts if (part.shape.num_elements() or _LARGE) >= _LARGE]
-    if large:
-        chosen = iter(
-            tf.nest.flatten(
-                tf.cond(place.has_rows, lambda: large, lambda: list(map(tf.zeros_like, large)))
-            )
-        )
-    is_large = {id(part) for part in large}
+    large = {
+        i: part
+        for i, part in enumerate(parts)
+        if (part.shape.num_elements() or _LARGE) >= _LARGE
+    }
+
+    def zeros() -> dict[int, Any]:
+        return {i: tf.zeros_like(part) for i, part in large.items()}
+
+    kept = tf.cond(place.has_rows, lambda: large, zeros) if large else {}
     return [
-        next(chosen)
-        if id(part) in is_large
-        else tf.where(place.has_rows, part, tf.zeros_like(part))
-        for part in parts
+        kept[i] if i in kept else tf.where(place.has_rows, part, tf.zeros_like(part))
+        for i, part in enumerate(parts)
     ]
 
 

@@ -42,7 +42,7 @@ def error_of(
 ) -> NonFiniteError:
     """Returns the error of an update that was left out.
 
-    finite: [1 + V] bool, for the whole batch. towers: the same of each tower, `towers_finite`.
+    finite: [1 + V] bool, for the whole batch. towers: [T, 1 + V] bool, from `towers_finite`.
     variables: the V trainable variables.
     """
     if not towers.all():

@@ -77,10 +77,10 @@ class TowerStep:
             metrics: Keras metrics in any form that `compile` takes.
             devices: the names of this process's devices. Default: `tower_devices()`.
             num_towers: the number of towers. Default: one for each device.
-            batch_norm: how BatchNormalization computes mean and variance in training. By default,
-                and with "synchronized", it takes those of the whole batch, as one device does. With
-                "average" and "tower0", each tower takes those of its own rows, and the moving
-                averages those of all towers, weighted by rows, or those of tower 0.
+            batch_norm: the rows of BatchNormalization's mean and variance in training. By default,
+                and with "synchronized", they are the whole batch, as on one device. With "average"
+                and "tower0", they are the tower's rows, and the moving averages follow the average
+                over the towers, weighted by rows, or tower 0.
             nonfinite: the reaction to a NaN or infinite loss or gradient. "apply" updates, as Keras
                 does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
                 and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
@@ -247,9 +247,9 @@ class TowerStep:
 
     @property
     def ran_once(self) -> list[RanOnce]:
-        """What an update runs once although it has rows of the batch, as `towers.ran_once` says.
+        """The operations that an update runs once, although they have rows of the batch.
 
-        It describes the update that was traced last, for the newest batch.
+        They are in the form of `towers.ran_once`, and describe the update that was traced last.
         """
         return self._steps["train"].ran_once(self._num_rows)
 

@@ -197,7 +197,7 @@ def test_of_a_large_folder_only_some_are_looked_at_all_over_it(tmp_path, monkeyp
     assert dataset.warnings[0].startswith("1 of 4 images to train on are not of the most ")
 
 
-@pytest.mark.parametrize("content", [b"", b"no image", None])
+@pytest.mark.parametrize("content", [b"", b"no image", b"%!PS-Adobe-3.0 EPSF-3.0\n", None])
 @pytest.mark.parametrize("name", ["train/a/x.png", "test/b/k.png"])
 def test_a_corrupt_or_truncated_image_is_an_error_with_its_name(folder, name, content):
     path = folder / name

@@ -94,7 +94,7 @@ class ImageFiles(DataSource):
 def image_shape(path: Path) -> Shape:
     """Returns (height, width, 1 or 3) of an upright image, from its header; raises ValueError."""
     try:
-        with open_to_read(path, follow=True) as file, Image.open(file) as image:
+        with open_to_read(path, follow=True) as file, _opened(file) as image:
             width, height = image.size
             # For a TIFF file, Pillow has already exchanged them.
             if _orientation(image) >= 5 and image.format != "TIFF":
@@ -119,7 +119,7 @@ def decode(path: Path, shape: Shape) -> np.ndarray:
 def _decoded(path: Path, channels: int) -> Any:
     """Decodes a file to [height, width, channels], uint8 or float32, from 0 to 255."""
     contents = read(path, LARGEST_IMAGE, follow=True)
-    with Image.open(io.BytesIO(contents)) as image:
+    with _opened(io.BytesIO(contents)) as image:
         kind, is_upright = image.format, _orientation(image) == 1
         # TensorFlow does not turn images upright, and cannot convert these kinds to gray.
         is_refused = channels == 1 and (kind == "GIF" or image.mode == "CMYK")
@@ -146,6 +146,13 @@ def _orientation(image: Image.Image) -> int:
     with suppress(Exception):  # damaged EXIF data are ignored, as image viewers do
         return max(1, int(image.getexif().get(ExifTags.Base.Orientation, 1)))
     return 1
+
+
+def _opened(file: Any) -> Image.Image:
+    """Opens an image of one of `SUFFIXES`. For PostScript, Pillow would start another program."""
+    Image.init()
+    known = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")
+    return Image.open(file, formats=[name for name in known if name in Image.OPEN])
 
 
 def _undecodable(path: Path, error: Exception) -> ValueError:
