@@ -1,4 +1,4 @@
-"""Errors of Keras stay Keras' own; a batch size that is written into the code is an error."""
+"""Errors of Keras and of kernels stay as they are; a batch size in the code is an error."""
 
 import re
 
@@ -100,3 +100,23 @@ def test_an_input_with_a_batch_size_works_as_in_keras(rows):
         return model.fit(X[:rows], Y[:rows], BATCH, verbose=0, shuffle=False).history["loss"]
 
     np.testing.assert_allclose(history(True), history(False), 1e-6)
+
+
+@pytest.mark.parametrize("wrong", ["label", "index"])
+def test_a_loop_that_xla_compiles_refuses_what_its_kernels_refuse(wrong):
+    layers = [L.Embedding(9, 4, mask_zero=True), L.GRU(3), L.Dense(3, "softmax")]
+    model = keras.Sequential([keras.Input((5,), dtype="int32"), *layers])
+    model = towers.make_parallel(model, 2)
+    model.compile("adam", "sparse_categorical_crossentropy")
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 9, (8, 5)), rng.integers(0, 3, 8)
+    model.fit(x, y, 8, verbose=0)
+    before = model.get_weights()
+    if wrong == "label":
+        y[6] = 7
+    else:
+        x[6, 2] = 30
+    with pytest.raises(tf.errors.InvalidArgumentError, match="7 which is outside|= 30 is not in"):
+        model.fit(x, y, 8, verbose=0)
+    for ours, theirs in zip(model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
