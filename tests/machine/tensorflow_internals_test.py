@@ -259,14 +259,12 @@ def test_copied():
 
 
 def test_traced_graph():
-    made = []
-
     def function(x):
-        made.append(tf.Variable([2.0]))
-        made[-1].assign_add(x)
-        return made[-1] * x
+        variable = tf.Variable([2.0])
+        variable.assign_add(x)
+        return variable * x
 
-    graph = tensorflow_internals.traced_graph(function, [tf.TensorSpec([1])])
+    graph, made = tensorflow_internals.traced_graph(function, [tf.TensorSpec([1])])
     assert [tensor.op.name for tensor in graph.inputs][:1] == ["data"]
     assert [v.numpy() for v in made] == [2]  # made once, and nothing has run
     assert [v.handle is handle for v, handle in zip(made, graph.external_captures)] == [True]

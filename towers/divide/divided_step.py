@@ -50,7 +50,7 @@ class DividedStep:
             policy: how devices are used.
             cluster: the workers. Default: the workers that the environment names.
             gives_parts: whether `with_parts` will be called.
-            model: the model that `batch_norm` is about.
+            model: the model that is trained.
             batch_norm: "average" or "tower0" for layers that normalize each tower's rows by
                 themselves. Default: all layers take the mean and variance of the whole batch.
             full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
@@ -62,6 +62,7 @@ class DividedStep:
         check_divisible(**{"several workers": self._cluster.num_workers > 1})
         self._step, self._policy, self._devices = step, policy, tower_devices
         self._parameter_device, self._gives_parts = parameter_device, gives_parts
+        self._model = model
         self._marked = model if batch_norm in ("average", "tower0") else None
         self._takes_first, self._full_batch = batch_norm == "tower0", full_batch
         devices_lib.set_graph_optimizer(policy.optimize_graphs)
@@ -89,7 +90,10 @@ class DividedStep:
         if self._marked is not None:
             marks = marking(self._marked)
         with tf.device(self._parameter_device), custom_gradients_forgotten(), marks as markers:
-            graph = traced_graph(step, flat)
+            graph, made = traced_graph(step, flat)
+            if not self._are_metrics(made):  # such as an optimizer that was not built before
+                markers.clear()
+                graph, _ = traced_graph(step, flat)
         dense, row_splits = _row_inputs(specs)
         divided = Divided(
             graph, dense, self._devices, parameter_device=self._parameter_device,
@@ -103,6 +107,11 @@ class DividedStep:
                 "is written into the code. Take it from the data: tf.shape(x)[0]."
             )
         return graph, divided
+
+    def _are_metrics(self, variables: Sequence[Any]) -> bool:
+        """Returns whether all variables are of the model's metrics, which change no later trace."""
+        metrics = self._model.metrics_variables if self._model is not None else []
+        return {id(v) for v in variables} <= {id(stored_value(v)) for v in metrics}
 
     def __call__(self, data: Any) -> Any:
         """Runs the step on a global batch, in the caller's tf.function; returns what it returns.

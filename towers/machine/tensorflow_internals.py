@@ -111,16 +111,27 @@ def copied(
     return list(copy.outputs)
 
 
-def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> Any:
-    """Traces a function of tensors once; returns its FuncGraph.
+def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> tuple[Any, list[Any]]:
+    """Traces a function of tensors once; returns its FuncGraph, and the variables that it has made.
 
-    Variables that the function makes are initialized at once, outside of the graph.
+    These are initialized at once, outside of the graph.
     """
+    made = []
+
+    def noted(next_creator: Callable, **options: Any) -> Any:
+        made.append(next_creator(**options))
+        return made[-1]
+
+    def noting(*data: tf.Tensor) -> Any:
+        with tf.variable_creator_scope(noted):
+            return function(*data)
+
     # A `tf.function` that makes variables, as an optimizer does at first, is traced twice.
     names = ["data"] * len(specs)  # as in Keras, in the names of messages
-    return func_graph.func_graph_from_py_func(
-        function.__name__, function, tuple(specs), {}, arg_names=names
+    graph = func_graph.func_graph_from_py_func(
+        function.__name__, noting, tuple(specs), {}, arg_names=names
     )
+    return graph, made
 
 
 def without_xla(function: Callable, *values: tf.Tensor) -> Any:

@@ -210,6 +210,9 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
         compiles = bool(uses_xla(
             model, towers.devices, towers.jit_compile, towers.num_towers, loss, towers.batch_norm
         ))  # fmt: skip
+        if name == "train" and model.built and not model.optimizer.built:
+            with tf.device(state_lib.variables_device(model)):  # else Keras is traced twice
+                model.optimizer.build(model.trainable_variables)
     return DividedStep(
         method_of(model, f"{name}_step"), place_towers(towers.num_towers, towers.devices),
         parameter_device=state_lib.variables_device(model), policy=policy_of(towers.devices),
