@@ -105,11 +105,6 @@ class Divided:
                 return
             forced |= needed
 
-    @property
-    def ran_once(self) -> list[Op]:
-        """The operations that had the rows of towers and ran once, on whole values."""
-        return [op for op in self.ops if op.each is None and any(map(_is_divided, op.inputs))]
-
     def __call__(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
         """Runs the step within the caller's tf.function; returns the function's flat outputs."""
         return self._whole_outputs(self._computed(arguments))
@@ -160,10 +155,6 @@ class Divided:
 def _before_identity(value: Value) -> Value:
     """Returns the value of which a result of a function is a copy, so that towers meet once."""
     return _before_identity(value.op.inputs[0]) if value.op.type == "Identity" else value
-
-
-def _is_divided(value: Value) -> bool:
-    return value.fact.kind in ("rows", "part", "empty")
 
 
 def _whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:

@@ -63,7 +63,7 @@ class DividedStep:
         self._step, self._policy, self._devices = step, policy, tower_devices
         self._parameter_device, self._gives_parts = parameter_device, gives_parts
         self._model = model
-        self._marked = model if batch_norm in ("average", "tower0") else None
+        self._marks_moments = batch_norm in ("average", "tower0")
         self._takes_first, self._full_batch = batch_norm == "tower0", full_batch
         devices_lib.set_graph_optimizer(policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
@@ -87,8 +87,8 @@ class DividedStep:
 
         # Not under tf.init_scope, which stops gradient tapes.
         marks: AbstractContextManager[dict[str, Marked]] = nullcontext({})
-        if self._marked is not None:
-            marks = marking(self._marked)
+        if self._marks_moments and self._model is not None:
+            marks = marking(self._model)
         with tf.device(self._parameter_device), custom_gradients_forgotten(), marks as markers:
             graph, made = traced_graph(step, flat)
             if not self._are_metrics(made):  # such as an optimizer that was not built before

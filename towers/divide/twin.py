@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from towers.machine.loss_internals import compile_arguments, forget_recipe
 from towers.step.checks import check_loss_scale
-from towers.step.compiled import COMPILED, check_steps
+from towers.step.compiled import missing_of
 from towers.step.state import variables_device
 
 
@@ -22,15 +22,7 @@ def twin_of(
     `COMPILED` stands for the optimizer or the loss that the model was compiled with. The compiled
     loss brings its weights and the metrics, unless they are given.
     """
-    given = {"optimizer": optimizer, "loss": loss}
-    missing = [name for name, v in given.items() if isinstance(v, str) and v == COMPILED]
-    if missing and not model.compiled:
-        raise ValueError(
-            f"TowerStep has no {' and no '.join(missing)}, and model {model.name!r} is not "
-            "compiled. Pass them, such as TowerStep(model, 'adam', 'mse'), or call model.compile."
-        )
-    if missing:
-        check_steps(model)
+    missing = missing_of(model, optimizer, loss)
     optimizer = keras.optimizers.get(model.optimizer if "optimizer" in missing else optimizer)
     check_loss_scale(optimizer)
     twin = object.__new__(model.__class__)  # its constructor would make layers

@@ -211,7 +211,7 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
             model, towers.devices, towers.jit_compile, towers.num_towers, loss, towers.batch_norm
         ))  # fmt: skip
         if name == "train" and model.built and not model.optimizer.built:
-            with tf.device(state_lib.variables_device(model)):  # else Keras is traced twice
+            with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
                 model.optimizer.build(model.trainable_variables)
     return DividedStep(
         method_of(model, f"{name}_step"), place_towers(towers.num_towers, towers.devices),

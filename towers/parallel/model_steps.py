@@ -168,9 +168,8 @@ def _run_in_turn(model: keras.Model, name: str) -> None:
         run_in_turn(towers.step, name, *batch)
         return
     before = [(variable, variable.numpy()) for variable in own.variables]
-    run = own.run_undivided if isinstance(own, DividedStep) else own
     try:
-        run(*batch)
+        own(*batch)
     finally:
         for variable, value in before:
             variable.assign(value)

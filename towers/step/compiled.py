@@ -22,15 +22,7 @@ def recipe_of(
     `COMPILED` stands for the optimizer or the loss that the model was compiled with. The compiled
     loss brings its weights and the metrics, unless they are given.
     """
-    given = {"optimizer": optimizer, "loss": loss}
-    missing = [name for name, v in given.items() if isinstance(v, str) and v == COMPILED]
-    if missing and not model.compiled:
-        raise ValueError(
-            f"TowerStep has no {' and no '.join(missing)}, and model {model.name!r} is not "
-            "compiled. Pass them, such as TowerStep(model, 'adam', 'mse'), or call model.compile."
-        )
-    if missing:
-        check_steps(model)
+    missing = missing_of(model, optimizer, loss)
     if "loss" in missing:
         loss, weights = losses(model)
         loss_weights = weights if loss_weights is None else loss_weights
@@ -43,6 +35,23 @@ def recipe_of(
     if not isinstance(metrics, BatchMetrics):
         metrics = make_metrics(metrics, getattr(model, "output_names", None), parameter_device)
     return optimizer, loss, loss_weights, metrics
+
+
+def missing_of(model: keras.Model, optimizer: Any, loss: Any) -> list[str]:
+    """Returns which of "optimizer" and "loss" are `COMPILED`, that is, come from the model.
+
+    Raises ValueError if the model is not compiled, or has steps that `TowerStep` does not run.
+    """
+    given = {"optimizer": optimizer, "loss": loss}
+    missing = [name for name, v in given.items() if isinstance(v, str) and v == COMPILED]
+    if missing and not model.compiled:
+        raise ValueError(
+            f"TowerStep has no {' and no '.join(missing)}, and model {model.name!r} is not "
+            "compiled. Pass them, such as TowerStep(model, 'adam', 'mse'), or call model.compile."
+        )
+    if missing:
+        check_steps(model)
+    return missing
 
 
 def check_steps(model: keras.Model) -> None:
