@@ -7,8 +7,10 @@ import tensorflow as tf
 
 import towers
 from towers.divide.divided_step import DividedStep, method_of
+from towers.divide.run import Machine
+from towers.step.exchange import Exchange
+from towers.workers.workers import join_workers
 from towers.divide.ran_once import RanOnce, warn_of
-from towers.machine.devices import policy_of
 from towers.machine.user_lines import TowersWarning
 
 L = keras.layers
@@ -115,9 +117,7 @@ def test_nothing_of_an_application_of_keras_runs_once(name):
     shape = (SIZES.get(name, 32),) * 2 + (3,)
     model = getattr(keras.applications, name)(weights=None, classes=10, input_shape=shape)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    devices = ["/cpu:0"] * 2
-    policy = policy_of(devices)
-    train_step = method_of(model, "train_step")
-    step = DividedStep(train_step, devices, parameter_device="/cpu:0", policy=policy)
+    machine = Machine(["/cpu:0"] * 2, Exchange(2))
+    step = DividedStep(method_of(model, "train_step"), machine, cluster=join_workers())
     step.prepare((tf.TensorSpec((None, *shape)), tf.TensorSpec((None,), np.int32)))
     assert step.ran_once(BATCH) == []

@@ -1,5 +1,6 @@
 """Emits operations of the trace into the graph of one tower, or on whole values."""
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -7,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.divide.facts import AS_PART, ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
+from towers.divide.repeatable import SUMS, calls_functions, draws, in_order
 from towers.machine.tensorflow_internals import copied
 
 
@@ -30,13 +32,23 @@ class Context:
     find: gives values that are not emitted here.
     """
 
-    def __init__(self, place: Place, find: Callable[[Value, Need], Any]) -> None:
-        self.place, self._find = place, find
+    def __init__(
+        self, place: Place, find: Callable[[Value, Need], Any],
+        agree: Callable[[list[Any]], list[Any]] = list,
+    ) -> None:  # fmt: skip
+        """agree: returns values as all workers have them, given what one of them has drawn."""
+        self.place, self._find, self._agree = place, find, agree
         self.values: dict[Value, Any] = {}
         self._by_formulas: dict[Value, Any] = {}  # sizes
+        self._drawn: set[Value] = set()  # lists that workers agree on when they are read
 
     def copy(self, op: Op, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
-        """Copies an operation; integers and types among its attributes may be replaced."""
+        """Copies an operation; integers and types among its attributes may be replaced.
+
+        A sum of many values, which would begin with the one that is ready first, gets an order.
+        """
+        if op.type in SUMS:
+            return [functools.reduce(lambda a, b: tf.raw_ops.AddN(inputs=[a, b]), inputs)]
         replaced = {name: _attribute(value) for name, value in attributes.items()}
         return copied(op.source, list(inputs), replaced)
 
@@ -44,7 +56,7 @@ class Context:
         """Emits operations in a tower, with those on whole values, such as a loop's counter."""
         for op in ops:
             if op.each is None:
-                outputs = self.copy(op, [self.read(value, WHOLE) for value in op.inputs])
+                outputs = self._once(op)
             elif op.each.facts[0] == SIZE and not op.each.needs:
                 continue  # made where it is read
             else:
@@ -54,6 +66,19 @@ class Context:
                 if tensor is not None and value.dtype != tf.variant:
                     tensor.set_shape(open_shape(value))  # a copy may know less than the trace
             self.values.update(zip(op.outputs, outputs, strict=True))
+
+    def _once(self, op: Op) -> list[Any]:
+        """Emits an operation on whole values."""
+        inputs = [self.read(value, WHOLE) for value in op.inputs]
+        if calls_functions(op.source):
+            outputs = copied(op.source, inputs, in_order(op.source))
+        else:
+            outputs = self.copy(op, inputs)
+        is_drawn = op.is_stateful and draws(op.source)
+        if not is_drawn and self._drawn.isdisjoint(op.inputs):
+            return outputs
+        self._drawn.update(value for value in op.outputs if value.dtype == tf.variant)
+        return self._agree(outputs)
 
     def read(self, value: Value, need: Need) -> Any:
         """Returns a value as an operation needs it."""

@@ -22,7 +22,8 @@ from towers.divide.phases import phases_of
 from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
-from towers.divide.stages import FullShards, Run, Stage
+from towers.divide.run import Machine, Run
+from towers.divide.stages import Stage
 
 _END = -2  # stands for the phase in which the results are read
 
@@ -31,31 +32,22 @@ class Divided:
     """A traced function of the whole batch that runs in towers and computes the same."""
 
     def __init__(
-        self, graph: Any, row_inputs: Collection[int], devices: Sequence[str], *,
-        parameter_device: str = "/cpu:0", add_on_devices: bool = False,
+        self, graph: Any, row_inputs: Collection[int], machine: Machine, *,
         gives_parts: bool = False, row_splits: Collection[int] = (),
-        markers: Mapping[str, Marked] | None = None, takes_first: bool = False,
-        full_batch: FullShards | None = None,
+        markers: Mapping[str, Marked] | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             graph: the FuncGraph of a function, traced with an open number of rows.
             row_inputs: the indices of its inputs that hold the rows of the batch, along axis 0.
-            devices: the device of each tower.
-            parameter_device: where whole values are.
-            add_on_devices: whether towers' devices add what they can.
+            machine: where it runs.
             gives_parts: whether `with_parts` will be called.
             row_splits: the indices of its inputs that say where each ragged row begins, and where
                 the last one ends.
             markers: the markers of statistics that each tower has for itself, by name.
-            takes_first: whether such a statistic is tower 0's if it is read whole, instead of the
-                average over all rows.
-            full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
         """
-        self._full_batch = full_batch
-        self._row_splits, self._markers, self._takes_first = row_splits, markers, takes_first
-        self._graph, self._devices, self._home = graph, devices, parameter_device
-        self._adds_on_devices = add_on_devices
+        self._row_splits, self._markers = row_splits, markers
+        self._graph, self._machine = graph, machine
         self._rows = sorted(row_inputs)
         self._analyse()
         phases = phases_of(self.ops)
@@ -105,20 +97,29 @@ class Divided:
                 return
             forced |= needed
 
-    def __call__(self, *arguments: tf.Tensor) -> list[tf.Tensor]:
-        """Runs the step within the caller's tf.function; returns the function's flat outputs."""
-        return self._whole_outputs(self._computed(arguments))
+    def __call__(
+        self, *arguments: tf.Tensor, placed: Sequence[Sequence[Any]] | None = None
+    ) -> list[tf.Tensor]:
+        """Runs the step within the caller's tf.function; returns the function's flat outputs.
+
+        placed: for each of this worker's towers, its rows of all arguments, on its device; None:
+            the step splits them.
+        """
+        return self._whole_outputs(self._computed(arguments, placed))
 
     def with_parts(
-        self, *arguments: tf.Tensor
+        self, *arguments: tf.Tensor, placed: Sequence[Sequence[Any]] | None = None
     ) -> tuple[list[tf.Tensor], list[Parts | None], tf.Tensor]:
-        """Runs the step; also returns what each tower adds to the outputs.
+        """Runs the step; also returns what each of this worker's towers adds to the outputs.
 
         Returns (flat outputs, their `parts_of`, [T] numbers of rows).
         """
-        run = self._computed(arguments)
-        shares = [tf.cast(count, tf.float64) / tf.cast(run.total, tf.float64)
-                  for count in tf.unstack(run.counts, len(self._devices))]  # fmt: skip
+        run = self._computed(arguments, placed)
+        local = self._machine.exchange.local_towers
+        counts = tf.unstack(run.counts, self._machine.exchange.num_towers)
+        shares = [
+            tf.cast(counts[t], tf.float64) / tf.cast(run.total, tf.float64) for t in local
+        ]
         parts = [parts_of(value, run.real_parts, run.whole, shares) for value in self._results]
         return self._whole_outputs(run), parts, run.counts
 
@@ -133,22 +134,23 @@ class Divided:
         first = len(self._given) - len(self._graph.external_captures)
         return [i for i, value in enumerate(self._given[first:]) if value in changed]
 
-    def _computed(self, arguments: Sequence[tf.Tensor]) -> Run:
+    def _computed(
+        self, arguments: Sequence[tf.Tensor], placed: Sequence[Sequence[Any]] | None
+    ) -> Run:
         """Runs all phases."""
         captured = self._graph.external_captures
         given = dict(zip(self._given, [*arguments, *captured], strict=True))
-        with tf.device(self._home):
-            batch = self._given[self._rows[0]] if self._rows else None
-            run = Run(
-                given, batch, self._devices, self._home, self._adds_on_devices, self._takes_first,
-                self._full_batch,
-            )  # fmt: skip
+        batch = [self._given[i] for i in self._rows]
+        shards = None if placed is None else [[own[i] for i in self._rows] for own in placed]
+        with tf.device(self._machine.home):
+            run = Run(self._machine, given, batch, shards)
         for phase in self._phases:
             phase.call(run)
         return run
 
     def _whole_outputs(self, run: Run) -> list[tf.Tensor]:
-        with tf.device(self._home):
+        run.add_up(self._results)
+        with tf.device(self._machine.home):
             return [run.whole.read(value, WHOLE) for value in self._results]
 
 

@@ -11,20 +11,18 @@ import tensorflow as tf
 from towers.divide.divided import Divided
 from towers.divide.own_moments import Marked, marking
 from towers.divide.ran_once import RanOnce
-from towers.divide.stages import FullShards
-from towers.divide.switch import check_divisible
+from towers.divide.repeatable import has_unsaved_noise, warn_of_unordered_sums
+from towers.divide.run import Machine
 from towers.divide.unchanged import unchanged
-from towers.graph.repeatable import has_unsaved_noise
 from towers.machine import devices as devices_lib
-from towers.machine.devices import Policy
 from towers.machine.keras_internals import stored_value
 from towers.machine.tensorflow_internals import custom_gradients_forgotten, traced_graph
 from towers.machine.user_lines import line_of
 from towers.step import checks
 from towers.step.checks import BatchInCode, checked_rows
 from towers.step.raw_variables import RawVariable
-from towers.step.structures import batch_specs, components, packed
-from towers.workers.workers import Workers, join_workers
+from towers.step.structures import SPLIT, batch_specs, components, packed
+from towers.workers.workers import Workers
 
 
 def method_of(model: keras.Model, name: str) -> Callable[[Any], Any]:
@@ -37,35 +35,23 @@ class DividedStep:
     """Runs a step of a whole batch on towers, such as Keras' train_step or a custom one."""
 
     def __init__(
-        self, step: Callable[[Any], Any], tower_devices: Sequence[str], *, parameter_device: str,
-        policy: Policy, cluster: Workers | None = None, gives_parts: bool = False,
-        model: keras.Model | None = None, batch_norm: str | None = None,
-        full_batch: FullShards | None = None,
+        self, step: Callable[[Any], Any], machine: Machine, *, cluster: Workers,
+        model: keras.Model | None = None, batch_norm: str | None = None, gives_parts: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
             step: a function of one global batch that returns logs or predictions.
-            tower_devices: the device of each tower.
-            parameter_device: the device of the variables, where whole values are.
-            policy: how devices are used.
-            cluster: the workers. Default: the workers that the environment names.
-            gives_parts: whether `with_parts` will be called.
+            machine: where it runs.
+            cluster: the workers.
             model: the model that is trained.
             batch_norm: "average" or "tower0" for layers that normalize each tower's rows by
                 themselves. Default: all layers take the mean and variance of the whole batch.
-            full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
-
-        Raises:
-            ValueError: this process is one of several workers.
+            gives_parts: whether `with_parts` will be called.
         """
-        self._cluster = join_workers() if cluster is None else cluster
-        check_divisible(**{"several workers": self._cluster.num_workers > 1})
-        self._step, self._policy, self._devices = step, policy, tower_devices
-        self._parameter_device, self._gives_parts = parameter_device, gives_parts
-        self._model = model
-        self._marks_moments = batch_norm in ("average", "tower0")
-        self._takes_first, self._full_batch = batch_norm == "tower0", full_batch
-        devices_lib.set_graph_optimizer(policy.optimize_graphs)
+        self._step, self._machine, self._cluster = step, machine, cluster
+        self._gives_parts, self._model = gives_parts, model
+        self._batch_norm = batch_norm or "synchronized"
+        devices_lib.set_graph_optimizer(machine.policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
 
     def prepare(self, data: Any) -> tuple[Any, Divided]:
@@ -87,19 +73,18 @@ class DividedStep:
 
         # Not under tf.init_scope, which stops gradient tapes.
         marks: AbstractContextManager[dict[str, Marked]] = nullcontext({})
-        if self._marks_moments and self._model is not None:
+        if self._batch_norm != "synchronized" and self._model is not None:
             marks = marking(self._model)
-        with tf.device(self._parameter_device), custom_gradients_forgotten(), marks as markers:
+        with tf.device(self._machine.home), custom_gradients_forgotten(), marks as markers:
             graph, made = traced_graph(step, flat)
             if not self._are_metrics(made):  # such as an optimizer that was not built before
                 markers.clear()
                 graph, _ = traced_graph(step, flat)
+        warn_of_unordered_sums(graph)
         dense, row_splits = _row_inputs(specs)
         divided = Divided(
-            graph, dense, self._devices, parameter_device=self._parameter_device,
-            add_on_devices=self._policy.add_on_devices, gives_parts=self._gives_parts,
-            row_splits=row_splits, markers=markers, takes_first=self._takes_first,
-            full_batch=self._full_batch,
+            graph, dense, self._machine, gives_parts=self._gives_parts, row_splits=row_splits,
+            markers=markers,
         )  # fmt: skip
         if divided.fixed_batch:
             raise BatchInCode(
@@ -113,37 +98,49 @@ class DividedStep:
         metrics = self._model.metrics_variables if self._model is not None else []
         return {id(v) for v in variables} <= {id(stored_value(v)) for v in metrics}
 
-    def __call__(self, data: Any) -> Any:
+    def __call__(self, data: Any, placed: Any = None) -> Any:
         """Runs the step on a global batch, in the caller's tf.function; returns what it returns.
 
-        `data` is a structure of tensors [N, ...] of any kind or None. If N is known to differ, it
-        raises ValueError.
+        data: a structure of tensors [N, ...] of any kind or None.
+        placed: the shards of this worker's towers, on their devices; None: the step cuts them.
+
+        Raises ValueError if parts of the batch are known to differ in N.
         """
         graph, divided = self.prepare(data)
-        with _checked(data):
-            outputs = divided(*components(data))
+        outputs = self._run(divided, data, placed)
         return packed(graph.structured_outputs, iter(outputs))
 
-    def with_parts(self, data: Any) -> tuple[Any, Any, tf.Tensor]:
-        """Runs the step like a call; also returns what each tower adds to the results.
+    def with_parts(self, data: Any, placed: Any = None) -> tuple[Any, Any, tf.Tensor]:
+        """Runs the step like a call; also returns what each of this worker's towers adds.
 
         Returns (what the step returns, the same structure of `Parts` or None, [T] numbers of rows).
         """
         graph, divided = self.prepare(data)
-        with _checked(data):
-            outputs, parts, counts = divided.with_parts(*components(data))
+        outputs, parts, counts = self._run(divided.with_parts, data, placed)
         structure = graph.structured_outputs
         return packed(structure, iter(outputs)), packed(structure, iter(parts)), counts
 
+    def _run(self, run: Callable[..., Any], data: Any, placed: Any) -> Any:
+        """Runs a method of `Divided` on a batch."""
+        is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
+        with checked_rows(*(data if is_usual else [data])):
+            with tf.name_scope(SPLIT), tf.device(devices_lib.HOST):
+                self._machine.exchange.check_same_batch(data)
+                data = self._machine.exchange.join_composites(data)
+            shards = None if placed is None else list(map(components, placed))
+            return run(*components(data), placed=shards)
+
     def run_undivided(self, data: Any) -> None:
         """Runs the step on one device, to raise its first error; changes no variable."""
-        with unchanged(self.assigned(data)), tf.device(self._parameter_device):
+        if self._machine.exchange.has_own_rows:
+            return  # the rows of other workers may be anything
+        with unchanged(self.assigned(data)), tf.device(self._machine.home):
             tf.function(self._step, autograph=False)(data)
 
     @property
     def variables(self) -> list[Any]:
         """Returns all variables that the step has used so far, each once."""
-        found = [variable for graph, _ in self.traces.values() for variable in graph.variables]
+        found = [variable for graph, _ in self.traces.values() for variable in _variables(graph)]
         return list({id(variable): variable for variable in found}.values())
 
     def unlisted(self, listed: Sequence[keras.Variable]) -> list[RawVariable]:
@@ -158,7 +155,7 @@ class DividedStep:
         """
         graph, divided = self.prepare(data)
         changed = [graph.external_captures[i] for i in divided.changed_inputs(apart)]
-        return [v for v in graph.variables if any(v.handle is handle for handle in changed)]
+        return [v for v in _variables(graph) if any(v.handle is handle for handle in changed)]
 
     def ran_once(self, batch_size: int) -> list[RanOnce]:
         """Returns what the step traced last runs once, although it has rows of the batch."""
@@ -170,19 +167,22 @@ class DividedStep:
     @property
     def has_unsaved_noise(self) -> bool:
         """Returns whether the step draws noise by tf.random, whose state cannot be saved."""
-        graphs = [graph.as_graph_def() for graph, _ in self.traces.values()]
-        return any(map(has_unsaved_noise, graphs))
+        return any(has_unsaved_noise(graph) for graph, _ in self.traces.values())
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or the step's variables."""
-        settings = {"num_towers": len(self._devices)}
-        checks.check_agreement(self._cluster, self.variables, settings)
+        settings = {
+            "num_towers": self._machine.exchange.num_towers, "batch_norm": self._batch_norm,
+        }  # fmt: skip
+        variables = list(map(RawVariable, self.variables))
+        checks.check_agreement(self._cluster, variables, settings)
 
 
-def _checked(data: Any) -> Any:
-    """Returns a context in which a batch's parts must have equal numbers of rows."""
-    is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
-    return checked_rows(*(data if is_usual else [data]))
+def _variables(graph: Any) -> list[tf.Variable]:
+    """Returns the variables that a traced graph uses, in the order of the trace."""
+    by_handle = {id(variable.handle): variable for variable in graph.variables}
+    found = map(by_handle.get, map(id, graph.external_captures))
+    return [variable for variable in found if variable is not None]
 
 
 def _row_inputs(specs: Any) -> tuple[list[int], list[int]]:

@@ -9,7 +9,7 @@ from towers.divide.compiling import is_known
 from towers.divide.context import Context, Place, roots
 from towers.divide.facts import PART, SIZE, WHOLE, Need, Op, Value
 from towers.divide.phases import states_before
-from towers.divide.stages import Run
+from towers.divide.run import Run
 from towers.machine.devices import short_name
 from towers.step.averaging import add_tree
 
@@ -26,6 +26,7 @@ class Meeting:
 
     def __init__(self, ops: Sequence[Op], read_after: Collection[Value]) -> None:
         """read_after: the values that operations of other phases read."""
+        self._read = [value for op in ops for value in op.inputs]
         self._before, self._program, self._after = _parts(ops)
         own = {value for op in self._program for value in op.outputs}
         read = {value for op in self._after for value in op.inputs} | set(read_after)
@@ -37,10 +38,12 @@ class Meeting:
 
     def call(self, run: Run) -> None:
         """Computes the values and the effects."""
-        with tf.device(run.home):
+        home = run.machine.home
+        with tf.device(home):
+            run.add_up(self._read)
             run.whole.run(self._before)
             states = {value: run.whole.read(value, WHOLE) for value in self._states}
-            if any(short_name(state.device) != short_name(run.home) for state in states.values()):
+            if any(short_name(state.device) != short_name(home) for state in states.values()):
                 run.whole.run(self._program)  # XLA compiles for one device
             elif self._program:
                 self._run_program(run, states)

@@ -1,136 +1,18 @@
-"""Runs the stages of the towers and the meetings between them, within the caller's tf.function."""
+"""Runs what towers compute between two meetings, within the caller's tf.function."""
 
 import functools
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import tensorflow as tf
 
 from towers.divide.compiling import indices_are_valid, is_compiled_loop
 from towers.divide.context import Context, Place, open_shape, reads
-from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Op, Value
+from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Value
+from towers.divide.run import Run
 from towers.machine.tensorflow_internals import KEEP_WHOLE
-from towers.step.averaging import Tree, add_tree, partial_sums
-from towers.step.structures import SPLIT
 
 _LARGE = 4096  # elements
-FullShards: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
-
-
-class Run:
-    """Holds the values of one call: whole values, and each tower's values."""
-
-    def __init__(
-        self, given: dict[Value, Any], batch: Value | None, devices: Sequence[str], home: str,
-        adds_on_devices: bool, takes_first: bool, full_batch: FullShards | None,
-    ) -> None:  # fmt: skip
-        """
-        batch: one of the values given, which has the rows of the batch. takes_first: whether a
-            statistic that each tower has is tower 0's if it is read whole, instead of the average.
-        full_batch: tells which towers' loops run compiled, given their numbers of rows; None: none.
-        """
-        self._takes_first = takes_first
-        self.devices, self.home, self._adds_on_devices = devices, home, adds_on_devices
-        num_towers = len(devices)
-        total = tf.shape(given[batch])[0] if batch is not None else tf.constant(1)
-        tower = tf.range(num_towers)
-        counts = total // num_towers + tf.cast(tower < total % num_towers, tf.int32)
-        starts = tf.minimum(tf.cumsum(counts, exclusive=True), total - 1)
-        # A tower without rows computes on the last row of the batch, because some kernels fail
-        # without one. `_if_rows` and `real_parts` drop what it computes.
-        sizes = tf.unstack(counts, num_towers)
-        self.compiled = None if full_batch is None else full_batch(sizes)  # T bools
-        self.places = [
-            Place(tf.maximum(count, 1), start, total, count > 0)
-            for count, start in zip(sizes, tf.unstack(starts, num_towers))
-        ]
-        self.whole = Context(Place(total, tf.constant(0), total, tf.constant(True)), self._meet)
-        self.whole.values.update(given)
-        self._given, self.total, self.counts = given, total, counts
-        self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
-        self._met: dict[Value, Any] = {}
-        self._real_parts: dict[Value, list[Any]] = {}
-        self._shards: dict[tuple[Value, int], list[Any]] = {}
-
-    def _meet(self, value: Value, need: Need) -> Any:
-        """Returns what the towers have as one value, on the parameter device."""
-        if need == OWN or value.fact == ONCE:  # an open size, or a value that towers have alike
-            return self._given[value] if value in self._given else self.towers[0][value]
-        if value in self._given:
-            return self._given[value]
-        if value not in self._met:
-            with tf.device(self.home):
-                if value.fact == EACH:
-                    self._met[value] = self._average(value)
-                elif value.fact == PART:
-                    self._met[value] = add_tree(self.tree(value))[0]
-                else:
-                    self._met[value] = tf.concat(self.real_parts(value), value.fact.axis)
-        return self._met[value]
-
-    def _average(self, value: Value) -> Any:
-        """Returns the average of what the towers have, weighted by rows, or tower 0's."""
-        own = self.values_for(value, OWN)
-        if self._takes_first or not value.dtype.is_floating:
-            return own[0]
-        shares = [tf.cast(place.count / self.total, value.dtype) for place in self.places]
-        return tf.add_n([
-            tf.where(place.has_rows, each * share, tf.zeros_like(each))
-            for each, share, place in zip(own, shares, self.places, strict=True)
-        ])
-
-    def tree(self, value: Value) -> Tree:
-        """Returns the additions of a value's parts that remain for the parameter device."""
-        if value in self._met:
-            return [self._met[value]]
-        return partial_sums(
-            [[part] for part in self.real_parts(value)],
-            self.devices,
-            add_on_devices=self._adds_on_devices,
-            parameter_device=self.home,
-        )
-
-    def real_parts(self, value: Value) -> list[Any]:
-        """Returns what each tower adds to a value: no rows, if the tower has none."""
-        parts = self.values_for(value, OWN)
-        if value.fact == PART:
-            return parts
-        if value not in self._real_parts:
-            self._real_parts[value] = parts[:1]  # it has a row of every batch
-            for own, place, device in zip(parts[1:], self.places[1:], self.devices[1:]):
-                with tf.device(device):
-                    shape = tf.shape(own)
-                    is_kept = tf.one_hot(value.fact.axis, tf.size(shape), place.has_rows, True)
-                    kept = tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
-                    self._real_parts[value].append(kept)
-        return self._real_parts[value]
-
-    def values_for(self, value: Value, need: Need) -> list[Any]:
-        """Returns, for each tower, a value as a stage reads it."""
-        if need == OWN and value in self.towers[0]:
-            return [tower[value] for tower in self.towers]
-        if need in (OWN, WHOLE) and value.fact == ONCE or need == WHOLE:
-            return [self.whole.read(value, WHOLE)] * len(self.towers)
-        axis = value.fact.axis if need == OWN else need.axis
-        if (value, axis) not in self._shards:
-            with tf.name_scope(f"{SPLIT}/"), tf.device(self.home):
-                self._shards[value, axis] = self._cut(self.whole.read(value, WHOLE), axis)
-        return self._shards[value, axis]
-
-    def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
-        """Returns each tower's rows along an axis of a value of the batch."""
-        shape = tf.shape(whole)
-        each = shape[axis] // self.total
-        at_axis = tf.one_hot(axis, tf.size(shape), True, False)
-        with tf.control_dependencies([
-            tf.debugging.assert_equal(each * self.total, shape[axis], "rows of the batch")
-        ]):  # fmt: skip
-            shards = []
-            for place in self.places:
-                begin = tf.where(at_axis, each * place.start, 0)
-                shards.append(tf.slice(whole, begin, tf.where(at_axis, each * place.count, shape)))
-                shards[-1].set_shape([None if a == axis else n for a, n in enumerate(whole.shape)])
-        return shards
 
 
 class Stage:
@@ -149,17 +31,27 @@ class Stage:
 
     def call(self, run: Run) -> None:
         """Computes the results of each tower, on its device."""
+        run.add_up(value for value, need in self._inputs if need == WHOLE)
+        run.send(value for value, need in self._inputs if need == WHOLE)
         given = [run.values_for(value, need) for value, need in self._inputs]
-        plain = self._function(False)
-        flags = run.compiled if self._is_loop else None
-        for t, (place, device) in enumerate(zip(run.places, run.devices, strict=True)):
-            own = [values[t] for values in given]
-            with tf.name_scope(f"tower_{t}"), tf.device(device):
-                if flags is None:
-                    results, _ = plain(place, own)
-                else:
-                    results = _chosen(flags[t], self._function(True), plain, place, own)
+        machine = run.machine
+        for t, device in enumerate(machine.devices):
+            tower = machine.exchange.local_towers[t]
+            with tf.name_scope(f"tower_{tower}"), tf.device(device):
+                own = _in_turn(run, device, [values[t] for values in given])
+                results = self._results(run, t, own)
+                if machine.policy.take_turns:
+                    # Wait for an operation: inlining drops control edges from a call.
+                    ends = [tf.identity(v) for v in results if v.dtype.is_floating]
+                    run.ends[device] = tf.group(ends)
             run.towers[t].update(zip(self._outputs, results, strict=True))
+
+    def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
+        """Calls the function of a tower, given what it reads."""
+        plain, place = self._function(False), run.places[t]
+        if run.compiled is None or not self._is_loop:
+            return plain(place, own)[0]  # type: ignore[no-any-return]
+        return _chosen(run.compiled[t], self._function(True), plain, place, own)
 
     def _compute(self, is_compiled: bool, place: Place, given: list[Any]) -> tuple[list[Any], Any]:
         """Emits the operations of one tower; returns the values of `_outputs`.
@@ -188,6 +80,15 @@ class Stage:
                     functools.partial(self._compute, is_compiled), autograph=False, **options
                 ).get_concrete_function(Place(scalar, scalar, scalar, flag), specs)
         return self._traced[is_compiled]
+
+
+def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
+    """Returns values that are ready after the last call on a device, if towers take turns."""
+    if device not in run.ends:
+        return values
+    # A control edge to the call is not enough: inlined, only operations without inputs wait.
+    with tf.control_dependencies([run.ends[device]]):
+        return [tf.identity(value) for value in values]
 
 
 def _chosen(

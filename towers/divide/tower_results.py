@@ -10,17 +10,18 @@ import tensorflow as tf
 from towers.divide.parts import Parts, as_slices, tower_gradients
 from towers.step.averaging import Values
 from towers.step.errors import NonFiniteError, are_finite, nonfinite_error
+from towers.step.exchange import Exchange
 from towers.step.noise_scale import NoiseMetric, squared_norm
 
 
 def towers_finite(
     loss: tf.Tensor, gradients: Sequence[Any], loss_parts: Parts | None, parts: Sequence[Any],
     devices: Sequence[str],
-) -> tf.Tensor:  # fmt: skip
-    """Returns [T, 1 + V] bool: whether a tower's part of the loss and of each gradient is finite.
+) -> list[tf.Tensor]:  # fmt: skip
+    """Returns [1 + V] bool of each tower: whether its part of loss and gradients is finite.
 
-    Tower 0 stands for a value that was computed once. gradients: from `plain_gradients`, with their
-    parts. devices: the device of each tower.
+    A worker's first tower stands for a value that was computed once. gradients: from
+    `plain_gradients`, with their parts. devices: the device of each of this worker's towers.
     """
     losses = [loss, *[tf.zeros_like(loss)] * (len(devices) - 1)]
     if loss_parts is not None:
@@ -34,7 +35,7 @@ def towers_finite(
             own.append(whole if each is None else each[t])
         with tf.device(device):
             found.append(are_finite(losses[t], own))
-    return tf.stack(found)
+    return found
 
 
 def error_of(
@@ -53,8 +54,8 @@ def error_of(
 
 
 def measure_noise(
-    metric: NoiseMetric, gradients: Sequence[Any], parts: Sequence[Any], sizes: tf.Tensor,
-    loss_scale: tf.Tensor,
+    metric: NoiseMetric, exchange: Exchange, gradients: Sequence[Any], parts: Sequence[Any],
+    sizes: tf.Tensor, loss_scale: tf.Tensor,
 ) -> None:  # fmt: skip
     """Updates the noise scale with the gradients that towers have parts of.
 
@@ -70,9 +71,10 @@ def measure_noise(
             "noise_scale: all gradients were computed once, from the rows of all towers, so no "
             "tower has a part of them. Leave noise_scale out."
         )
-    num_towers = len(kept[0][0])
-    norms = [squared_norm([each[t] for each, _ in kept]) for t in range(num_towers)]
+    num_local = len(kept[0][0])
+    norms = [squared_norm([each[t] for each, _ in kept]) for t in range(num_local)]
     whole = squared_norm([gradient for _, gradient in kept])
+    norms = exchange.all_gather(norms)
     metric.update_state(tf.stack(norms) / loss_scale**2, sizes, whole / loss_scale**2)
 
 

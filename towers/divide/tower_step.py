@@ -8,7 +8,6 @@ A custom compute_loss or compute_metrics of the model's class is traced with it.
 
 import functools
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import keras
@@ -16,6 +15,7 @@ import tensorflow as tf
 
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.ran_once import RanOnce, warn_of
+from towers.divide.run import Machine
 from towers.divide.switch import check_divisible
 from towers.divide.tower_results import NoCopies, error_of, measure_noise, towers_finite
 from towers.divide.trainable_flags import TrainableFlags
@@ -32,9 +32,10 @@ from towers.step import checks
 from towers.step.averaging import Values
 from towers.step.compiled import COMPILED, losses
 from towers.step.errors import checked, first_error
+from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
-from towers.step.sharding import BatchValues, Placed
+from towers.step.sharding import BatchValues, Placed, rows_of_towers
 from towers.step.state import variables_device
 from towers.step.structures import any_rows, as_tensor, map_tensors
 from towers.step.xla import FullBatch, uses_xla
@@ -76,7 +77,7 @@ class TowerStep:
             loss_weights: a factor, or a list or dict with a factor for each output.
             metrics: Keras metrics in any form that `compile` takes.
             devices: the names of this process's devices. Default: `tower_devices()`.
-            num_towers: the number of towers. Default: one for each device.
+            num_towers: the number of towers of all workers together. Default: one for each device.
             batch_norm: the rows of BatchNormalization's mean and variance in training. By default,
                 and with "synchronized", they are the whole batch, as on one device. With "average"
                 and "tower0", they are the tower's rows, and the moving averages follow the average
@@ -89,9 +90,14 @@ class TowerStep:
                 `compile` of Keras, False turns it off.
             batch_size: the number of examples in a full batch, whose towers XLA may compile.
                 Default: each batch is a full one.
-            strategy, gpus_per_tower, stages, own_rows: only the defaults work yet.
+            strategy, gpus_per_tower, stages: only the defaults work yet.
             policy: how devices are used. Default: the policy for their kind, CPU or GPU.
-            cluster: the workers; one. Default: the workers that the environment names.
+            cluster: the workers that share the towers. Each makes the same step and passes the same
+                global batches. Default: the workers that the environment names.
+            own_rows: whether each of several workers passes only its own rows of x, y and
+                sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
+                examples of the worker's towers and for the first example. The other rows may hold
+                anything, such as zeros. Workers compare N and the first example.
             noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
                 which most examples are wasted, estimated since `reset_metrics`. It needs two
                 towers. The weights keep their bits. The first 10 steps are measured, and then
@@ -107,22 +113,23 @@ class TowerStep:
         checks.check_strategy(strategy)
         check_divisible(
             strategy=strategy != "parameter_server", gpus_per_tower=gpus_per_tower > 1,
-            stages=stages is not None, own_rows=own_rows,
+            stages=stages is not None,
         )  # fmt: skip
         self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
-        self.num_towers = len(self.devices) if num_towers is None else num_towers
+        self.cluster = join_workers() if cluster is None else cluster
+        self.num_towers = num_towers or self.cluster.num_workers * len(self.devices)
         checks.check_counts(self.num_towers, batch_size, noise_scale)
+        self.exchange = make_exchange(self.cluster, self.num_towers, own_rows)
+        self.local_towers = self.exchange.local_towers
         self.model, self.nonfinite = model, nonfinite
         self.batch_norm = batch_norm or "synchronized"
         self._num_rows = batch_size or 1  # of the newest batch
-        self.tower_devices = devices_lib.place_towers(self.num_towers, self.devices)
-        self.local_towers = range(self.num_towers)
-        if devices is None and (shared := undivided_cpu(self.num_towers, num_towers is not None)):
+        num_local = len(self.local_towers)
+        self.tower_devices = devices_lib.place_towers(num_local, self.devices)
+        if devices is None and (shared := undivided_cpu(num_local, num_towers is not None)):
             warn_user(shared)
-        policy = policy_of(self.devices) if policy is None else policy
-        self.policy = replace(policy, prefetch_to_devices=False)  # the step cuts the batch itself
-        self.cluster = join_workers() if cluster is None else cluster
+        self.policy = policy_of(self.devices) if policy is None else policy
         self.parameter_device = variables_device(model)
         self._twin = twin_of(model, optimizer, loss, loss_weights, metrics)
         self.metrics = BatchMetrics(self._twin, self.parameter_device)
@@ -130,18 +137,17 @@ class TowerStep:
         self._flags = TrainableFlags(model)
         with tf.device(self.parameter_device):
             self.noise = NoiseMetric() if noise_scale else None
-        self.stages = self.own_rows = None
+        find_rows = functools.partial(rows_of_towers, self.num_towers, self.local_towers)
+        self.stages, self.own_rows = None, find_rows if own_rows else None  # N -> bool [N]
         self.uses_xla = uses_xla(
             model, self.devices, jit_compile, self.num_towers, losses(self._twin)[0], batch_norm
         )  # fmt: skip
         self.strategy, self.full_batch, self.faults = NoCopies(), FullBatch(batch_size), ()
         self._steps = {
             name: DividedStep(
-                step, self.tower_devices, parameter_device=self.parameter_device,
-                policy=self.policy, cluster=self.cluster,
+                step, self._machine("train" if name == "gradients" else name),
+                cluster=self.cluster, model=self._twin, batch_norm=batch_norm,
                 gives_parts=name == "gradients" or name == "train" and noise_scale,
-                model=self._twin, batch_norm=batch_norm,
-                full_batch=self._full_shards("train" if name == "gradients" else name),
             )
             for name, step in {
                 "train": self._keras_train, "gradients": self._keras_gradients,
@@ -153,8 +159,12 @@ class TowerStep:
         self._functions: dict[str, Any] = {}  # by method and the batch's structure
         self.traces: list[Any] = []
 
-    def _full_shards(self, name: str) -> Any:
-        return functools.partial(self.full_batch.compiled, name) if self.uses_xla else None
+    def _machine(self, name: str) -> Machine:
+        compiled = functools.partial(self.full_batch.compiled, name) if self.uses_xla else None
+        return Machine(
+            self.tower_devices, self.exchange, self.parameter_device, self.policy, compiled,
+            takes_first=self.batch_norm == "tower0",
+        )  # fmt: skip
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
         """Makes one synchronous update.
@@ -179,8 +189,7 @@ class TowerStep:
 
         Args:
             x, y, sample_weight: the global batch, in the forms that a call of the step takes.
-            placed: the shards on their devices, from `towers.prefetched`. They are checked and not
-                used, because the step cuts the batch itself.
+            placed: the shards on their devices, from `towers.prefetched`; None splits the batch.
 
         Returns:
             {"loss": scalar, metric name: scalar}: running means since `reset_metrics`.
@@ -193,7 +202,8 @@ class TowerStep:
         logs, finite = self._run("train", (x, y, sample_weight), placed)
         if self.nonfinite == "stop" and finite is not None and not finite.numpy().all():
             towers = self._run("diagnosis", (x, y, sample_weight)).numpy()
-            raise error_of(finite.numpy(), towers, self.tower_devices, self.trainable_variables)
+            places = self.exchange.places(self.tower_devices)
+            raise error_of(finite.numpy(), towers, places, self.trainable_variables)
         return logs
 
     def test_batch(
@@ -265,7 +275,7 @@ class TowerStep:
         """Returns the graph of an update of a batch of these specs, as --plan reads it."""
         self._prepare("train", map_tensors(any_rows, specs))
         update = tf.function(functools.partial(self._train, False), autograph=False)
-        return update.get_concrete_function(specs).graph
+        return update.get_concrete_function(specs, None).graph
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
         """Returns the result of the method `_NAME`, computed by its graph.
@@ -287,7 +297,8 @@ class TowerStep:
         if name in ("train", "gradients"):
             self._flags.warn_of_changes()
         specs = map_tensors(any_rows, tensors)  # an uneven last batch needs no other trace
-        key, phase = f"{name} {is_measured} {specs}", f"a {name} step"
+        # The specs of `placed` follow from the batch's.
+        key, phase = f"{name} {is_measured} {specs} {placed is None}", f"a {name} step"
         if key not in self._functions:
             with hang.tracing(f"the trace of {phase}"):
                 if not self.traces:
@@ -296,7 +307,8 @@ class TowerStep:
                 method = getattr(self, f"_{name}")
                 if name == "train":
                     method = functools.partial(method, is_measured)
-                traced = tf.function(method, autograph=False).get_concrete_function(specs)
+                function = tf.function(method, autograph=False)
+                traced = function.get_concrete_function(specs, map_tensors(any_rows, placed))
             self._functions[key] = traced
             self.traces.append(traced)
             if name == "train" and self.num_towers > 1:
@@ -305,7 +317,7 @@ class TowerStep:
         alone = self._steps["gradients" if name in ("train", "diagnosis") else name]
         undivided = functools.partial(alone.run_undivided, tensors)
         with watched(self.cluster, phase), first_error(undivided):
-            return self._functions[key](tensors)
+            return self._functions[key](tensors, placed)
 
     def _prepare(self, name: str, specs: BatchValues) -> None:
         """Traces a step of Keras for specs of a batch, with the first `trainable` flags."""
@@ -336,7 +348,9 @@ class TowerStep:
 
     # The divided steps, within one graph.
 
-    def _train(self, is_measured: bool, batch: BatchValues) -> tuple[Any, tf.Tensor | None]:
+    def _train(
+        self, is_measured: bool, batch: BatchValues, placed: Placed
+    ) -> tuple[Any, tf.Tensor | None]:
         """Makes one update; returns (logs, `WatchedUpdate.finite`)."""
         step = self._steps["train"]
         update = self._updates[step.prepare(batch)[0]]
@@ -345,11 +359,12 @@ class TowerStep:
             loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
             before = [variable.read_value() for variable in changed]
         if self.noise is not None and is_measured:
-            results, parts, sizes = step.with_parts(batch)
+            results, parts, sizes = step.with_parts(batch, placed)
             with tf.device(self.parameter_device):
-                measure_noise(self.noise, results[2], parts[2], sizes, loss_scale)
+                divided = results[2], parts[2], sizes
+                measure_noise(self.noise, self.exchange, *divided, loss_scale)
         else:
-            results = step(batch)
+            results = step(batch, placed)
         logs, _, _, finite = results
         with tf.device(self.parameter_device):
             logs = self._with_loss(logs)
@@ -365,15 +380,16 @@ class TowerStep:
                 logs["noise_scale"] = self.noise.result()
         return logs, finite
 
-    def _test(self, batch: BatchValues) -> Any:
-        logs = self._steps["test"](batch)
+    def _test(self, batch: BatchValues, placed: Placed) -> Any:
+        logs = self._steps["test"](batch, placed)
         with tf.device(self.parameter_device):
             return self._with_loss(logs)
 
-    def _predict(self, batch: BatchValues) -> Any:
-        return self._steps["predict"](batch)
+    def _predict(self, batch: BatchValues, placed: Placed) -> Any:
+        return self._steps["predict"](batch, placed)
 
-    def _gradients(self, batch: BatchValues) -> tuple[tf.Tensor, Values]:
+    def _gradients(self, batch: BatchValues, placed: Placed) -> tuple[tf.Tensor, Values]:
+        del placed
         step = self._steps["gradients"]
         with tf.device(self.parameter_device), unchanged(step.assigned(batch)):
             loss, gradients = step(batch)
@@ -386,14 +402,16 @@ class TowerStep:
                 found.append(gradient)
         return loss, found
 
-    def _diagnosis(self, batch: BatchValues) -> tf.Tensor:
-        """Returns `towers_finite` of what is checked; changes no variable."""
+    def _diagnosis(self, batch: BatchValues, placed: Placed) -> tf.Tensor:
+        """Returns [T, 1 + V], `towers_finite` of what is checked; changes no variable."""
+        del placed
         step = self._steps["gradients"]
         with tf.device(self.parameter_device), unchanged(step.assigned(batch)):
             (loss, gradients), (loss_parts, parts), _ = step.with_parts(batch)
             if "gradients" not in checked(self.nonfinite, self.optimizer):
                 gradients, parts = [], []
-            return towers_finite(loss, gradients, loss_parts, parts, self.tower_devices)
+            own = towers_finite(loss, gradients, loss_parts, parts, self.tower_devices)
+            return tf.stack(self.exchange.all_gather(own))
 
     def _with_loss(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Returns logs that begin with the loss, even if a custom `compute_metrics` lacks it."""

@@ -13,6 +13,7 @@ import tensorflow as tf
 from towers.custom_step import CustomStep
 from towers.divide import chosen
 from towers.divide.divided_step import DividedStep, method_of
+from towers.divide.run import Machine
 from towers.divide.switch import check_divisible, is_switched_on
 from towers.machine.devices import place_towers, policy_of
 from towers.machine.keras_internals import all_layers
@@ -20,6 +21,7 @@ from towers.machine.user_lines import warn_user
 from towers.step import TowerStep, state as state_lib
 from towers.step.compiled import COMPILED, losses
 from towers.step.errors import NewestBatch
+from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics, call_compute_loss, overrides
 from towers.step.xla import FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
@@ -202,7 +204,6 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
     check_divisible(**{
         "strategy": towers.strategy != "parameter_server",
         "gpus_per_tower": towers.gpus_per_tower > 1,
-        "own_rows": towers.own_rows,
     })
     compiles = False
     if not overrides(model, f"{name}_step"):
@@ -213,9 +214,14 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
         if name == "train" and model.built and not model.optimizer.built:
             with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
                 model.optimizer.build(model.trainable_variables)
+    exchange = make_exchange(towers.workers, towers.num_towers, towers.own_rows)
+    machine = Machine(
+        place_towers(len(exchange.local_towers), towers.devices), exchange,
+        state_lib.variables_device(model), policy_of(towers.devices),
+        functools.partial(towers.full_batch.compiled, name) if compiles else None,
+        takes_first=towers.batch_norm == "tower0",
+    )  # fmt: skip
     return DividedStep(
-        method_of(model, f"{name}_step"), place_towers(towers.num_towers, towers.devices),
-        parameter_device=state_lib.variables_device(model), policy=policy_of(towers.devices),
-        model=model, batch_norm=towers.batch_norm,
-        full_batch=functools.partial(towers.full_batch.compiled, name) if compiles else None,
-    )
+        method_of(model, f"{name}_step"), machine, cluster=towers.workers, model=model,
+        batch_norm=towers.batch_norm,
+    )  # fmt: skip

@@ -24,7 +24,9 @@ from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_
 from towers.step.sharding import (
     BatchValues, Shard, batch_size, concat_shards, rows_of, shard_batch
 )
-from towers.step.structures import components, join_rows, map_tensors, sparse_rows, take_rows
+from towers.step.structures import (
+    components, is_composite, join_rows, map_tensors, sparse_rows, take_rows
+)
 from towers.step.transfers import pack, packages, unpack
 from towers.workers.cluster import Cluster
 from towers.workers.watch import ANOTHER_BATCH
@@ -58,9 +60,10 @@ class Exchange:
     """Exchanges values where there is one worker: returns the values of its T towers."""
 
     is_alone = True
+    has_own_rows = False  # whether a worker has only the rows of its towers, and the first row
 
     def __init__(self, num_towers: int) -> None:
-        self.local_towers = range(num_towers)
+        self.num_towers, self.local_towers = num_towers, range(num_towers)
 
     def places(self, devices: Sequence[str]) -> list[str]:
         """Returns the place of each of the T towers, given the devices of this worker's towers."""
@@ -93,6 +96,10 @@ class Exchange:
         """Returns a batch whose y and sample_weight have the rows of all workers; x stays."""
         return batch
 
+    def join_composites(self, batch: Any) -> Any:
+        """Returns a batch whose ragged and sparse tensors have the rows of all workers."""
+        return batch
+
 
 class WorkersExchange(Exchange):
     """Exchanges values between several workers, in the step's graph; each has a tower."""
@@ -100,8 +107,8 @@ class WorkersExchange(Exchange):
     is_alone = False
 
     def __init__(self, cluster: Cluster, num_towers: int, own_rows: bool) -> None:
-        self._num_workers, self._num_towers = cluster.num_workers, num_towers
-        self._own_rows = own_rows
+        self._num_workers, self.num_towers = cluster.num_workers, num_towers
+        self.has_own_rows = own_rows
         self._index = cluster.index
         workers = range(cluster.num_workers)
         self._towers = [towers_of(w, cluster.num_workers, num_towers) for w in workers]
@@ -141,7 +148,7 @@ class WorkersExchange(Exchange):
 
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         counts = tf.constant(list(map(len, self._towers)))
-        return tf.unstack(self._join(tf.stack(list(values)), counts), num=self._num_towers)
+        return tf.unstack(self._join(tf.stack(list(values)), counts), num=self.num_towers)
 
     def concat(self, values: Sequence[Values]) -> Values:
         own = super().concat(values)
@@ -162,7 +169,7 @@ class WorkersExchange(Exchange):
         return received
 
     def check_same_batch(self, batch: BatchValues) -> None:
-        if self._own_rows:
+        if self.has_own_rows:
             first = map_tensors(lambda v: take_rows(v, [0], [1]), batch)
             batch = (tf.range(batch_size(batch)), first, None)
         found = self._collectives.all_gather(fingerprint(batch))
@@ -171,13 +178,24 @@ class WorkersExchange(Exchange):
         )
 
     def join_labels(self, batch: BatchValues) -> BatchValues:
-        if not self._own_rows:
+        if not self.has_own_rows:
             return batch
-        shards = shard_batch(batch, self._num_towers)
+        shards = shard_batch(batch, self.num_towers)
         own = [tf.nest.flatten(shards[t].values[1:]) for t in self.local_towers]
         joined = [v[0] if v[0] is None else self.rows(v, shards) for v in zip(*own, strict=True)]
         y, sample_weight = tf.nest.pack_sequence_as(batch[1:], joined)
         return batch[0], y, sample_weight
+
+    def join_composites(self, batch: Any) -> Any:
+        if not self.has_own_rows or not any(map(is_composite, tf.nest.flatten(batch))):
+            return batch
+        shards = shard_batch(batch, self.num_towers)
+        own = [tf.nest.flatten(shards[t].values) for t in self.local_towers]
+        joined = [
+            self.rows(values, shards) if is_composite(whole) else whole
+            for whole, values in zip(tf.nest.flatten(batch), zip(*own, strict=True), strict=True)
+        ]
+        return tf.nest.pack_sequence_as(batch, joined)
 
     def _add_vectors(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of all workers' vectors [a multiple of W], one for each own subtree."""
@@ -188,7 +206,7 @@ class WorkersExchange(Exchange):
             towers: received[worker, i]
             for worker, own in enumerate(self._subtrees) for i, towers in enumerate(own)
         }
-        added = add_subtrees(sums, range(self._num_towers))
+        added = add_subtrees(sums, range(self.num_towers))
         return tf.reshape(self._collectives.all_gather(added), [-1])
 
     def _add_open(self, values: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -1,0 +1,238 @@
+"""Holds the values of one run of a divided step: whole values, and those of each tower.
+
+    parts of a sum   T towers, W workers   -->   one tree of additions   -->   a whole value
+    rows             T towers, W workers   -->   joined in order         -->   a whole value
+    whole values     the parameter device  -->   sent to each device once
+
+A worker has the values of its own towers. Workers meet in the same order, because all of them have
+the same phases.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+from towers.divide.context import Context, Place, open_shape
+from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Value
+from towers.machine.devices import CPU, HOST, Policy
+from towers.step.averaging import Tree, add_tree
+from towers.step.exchange import Exchange
+from towers.step.structures import SPLIT
+from towers.step.transfers import spread
+
+FullShards: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Says where a step runs.
+
+    devices: the device of each of this worker's towers. exchange: joins the workers' values.
+    home: the parameter device, where whole values are. policy: how devices are used.
+    full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
+    takes_first: whether a statistic that each tower has is tower 0's if it is read whole, instead
+        of the average over all rows.
+    """
+
+    devices: Sequence[str]
+    exchange: Exchange
+    home: str = HOST
+    policy: Policy = CPU
+    full_batch: FullShards | None = None
+    takes_first: bool = False
+
+
+class Run:
+    """Holds the values of one call: whole values, and those of each of this worker's towers.
+
+    counts: the numbers of rows of all T towers. total: their sum. ends: by device, the end of the
+    last call of a tower, for devices whose towers take turns.
+    """
+
+    def __init__(
+        self, machine: Machine, given: Mapping[Value, Any], batch: Sequence[Value],
+        placed: Sequence[Sequence[Any]] | None,
+    ) -> None:  # fmt: skip
+        """
+        batch: those of the values given that have the rows of the batch. placed: for each of this
+            worker's towers, its rows of them, on its device; None: the batch is split here.
+        """
+        self.machine, self._given = machine, dict(given)
+        exchange = machine.exchange
+        num_towers, local = exchange.num_towers, exchange.local_towers
+        self.total = tf.shape(given[batch[0]])[0] if batch else tf.constant(1)
+        tower = tf.range(num_towers)
+        self.counts = self.total // num_towers + tf.cast(tower < self.total % num_towers, tf.int32)
+        starts = tf.minimum(tf.cumsum(self.counts, exclusive=True), self.total - 1)
+        # A tower without rows computes on the last row of the batch, because some kernels fail
+        # without one. `Stage` and `real_parts` drop what it computes.
+        sizes = tf.unstack(self.counts, num_towers)
+        flags = None if machine.full_batch is None else machine.full_batch(sizes)  # T bools
+        self.compiled = None if flags is None else [flags[t] for t in local]
+        places = [
+            Place(tf.maximum(count, 1), start, self.total, count > 0)
+            for count, start in zip(sizes, tf.unstack(starts, num_towers), strict=True)
+        ]
+        self.places = [places[t] for t in local]
+        everything = Place(self.total, tf.constant(0), self.total, tf.constant(True))
+        self.whole = Context(everything, self._meet, self._agree)
+        # Of its own rows alone, a worker cannot make whole values.
+        apart = set(batch) if exchange.has_own_rows else set()
+        self.whole.values.update((v, tensor) for v, tensor in given.items() if v not in apart)
+        self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
+        self.ends: dict[str, tf.Operation] = {}
+        self._met: dict[Value, Any] = {}
+        self._trees: dict[Value, Tree] = {}
+        self._real_parts: dict[Value, list[Any]] = {}
+        self._shards: dict[tuple[Value, int], list[Any]] = {}
+        self._sent: dict[str, dict[Value, Any]] = {}
+        for i, value in enumerate(batch if placed is not None else ()):
+            self._shards[value, 0] = [shard[i] for shard in placed or ()]
+        for value in apart:
+            self.values_for(value, OWN)
+
+    # What towers make becomes whole.
+
+    def _meet(self, value: Value, need: Need) -> Any:
+        """Returns what the towers have as one value, on the parameter device."""
+        if need == OWN or value.fact == ONCE:  # an open size, or a value that towers have alike
+            return self._given[value] if value in self._given else self.towers[0][value]
+        if value in self.whole.values:
+            return self.whole.values[value]
+        if value not in self._met:
+            with tf.device(self.machine.home):
+                if value.fact == EACH:
+                    self._met[value] = self._average(value)
+                elif value.fact == PART:
+                    self._met[value] = add_tree(self.tree(value))[0]
+                else:
+                    self._met[value] = self._joined(value)
+        return self._met[value]
+
+    def add_up(self, values: Iterable[Value]) -> None:
+        """Begins to add the parts of those values that are sums, which travel together."""
+        known = (self._trees, self._met, self.whole.values)
+        parts = dict.fromkeys(v for v in values if v.fact == PART)
+        new = [v for v in parts if all(v not in found for found in known)]
+        if new:
+            own = [self.values_for(value, OWN) for value in new]
+            tree = self._reduce(list(map(list, zip(*own, strict=True))))
+            self._trees.update((value, _of(tree, i)) for i, value in enumerate(new))
+
+    def tree(self, value: Value) -> Tree:
+        """Returns the additions of a value's parts that remain for the parameter device."""
+        if value in self._met:
+            return [self._met[value]]
+        self.add_up([value])
+        return self._trees[value]
+
+    def _reduce(self, values: list[list[Any]]) -> Tree:
+        machine = self.machine
+        with tf.device(machine.home):
+            return machine.exchange.reduce(
+                values, machine.devices, add_on_devices=machine.policy.add_on_devices,
+                parameter_device=machine.home, packed=machine.policy.pack_transfers,
+            )
+
+    def _average(self, value: Value) -> Any:
+        """Returns the average of what the towers have, weighted by rows, or tower 0's."""
+        own = self.values_for(value, OWN)
+        if self.machine.takes_first or not value.dtype.is_floating:
+            return self.machine.exchange.broadcast([own[0]])[0]
+        weighted = []
+        for each, place in zip(own, self.places, strict=True):
+            share = tf.cast(place.count / self.total, value.dtype)
+            weighted.append([tf.where(place.has_rows, each * share, tf.zeros_like(each))])
+        return add_tree(self._reduce(weighted))[0]
+
+    def _joined(self, value: Value) -> Any:
+        """Returns the rows of all towers, in order."""
+        axis = value.fact.axis
+        own = self.real_parts(value)
+        if self.machine.exchange.is_alone:
+            return tf.concat(own, axis)
+        front = [axis, *(a for a in range(value.shape.rank or 1) if a != axis)]
+        (rows,) = self.machine.exchange.concat([[tf.transpose(part, front)] for part in own])
+        return tf.transpose(rows, [front.index(a) for a in range(len(front))])
+
+    def real_parts(self, value: Value) -> list[Any]:
+        """Returns what each tower adds to a value: no rows, if the tower has none."""
+        parts = self.values_for(value, OWN)
+        if value.fact == PART:
+            return parts
+        if value not in self._real_parts:
+            found = []
+            for t, own, place, device in zip(
+                self.machine.exchange.local_towers, parts, self.places, self.machine.devices,
+                strict=True,
+            ):  # fmt: skip
+                if t > 0:  # tower 0 has a row of every batch
+                    with tf.device(device):
+                        shape = tf.shape(own)
+                        is_kept = tf.one_hot(value.fact.axis, tf.size(shape), place.has_rows, True)
+                        own = tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
+                    own.set_shape(open_shape(value))  # workers exchange by the shapes they know
+                found.append(own)
+            self._real_parts[value] = found
+        return self._real_parts[value]
+
+    def _agree(self, drawn: list[Any]) -> list[Any]:
+        """Returns the chief's values; lists stay, because only what is read from them counts."""
+        values = [None if value.dtype == tf.variant else value for value in drawn]
+        chiefs = self.machine.exchange.broadcast(values)
+        return [old if new is None else new for old, new in zip(drawn, chiefs, strict=True)]
+
+    # What is whole goes to the towers.
+
+    def values_for(self, value: Value, need: Need) -> list[Any]:
+        """Returns, for each tower, a value as a stage reads it."""
+        if need == OWN and value in self.towers[0]:
+            return [tower[value] for tower in self.towers]
+        if need in (OWN, WHOLE) and value.fact == ONCE or need == WHOLE:
+            return [self._sent.get(device, {}).get(value) if value in self._sent.get(device, {})
+                    else self.whole.read(value, WHOLE) for device in self.machine.devices]
+        axis = value.fact.axis if need == OWN else need.axis
+        if (value, axis) not in self._shards:
+            is_given = value in self._given
+            device = HOST if is_given else self.machine.home
+            whole = self._given[value] if is_given else self.whole.read(value, WHOLE)
+            with tf.name_scope(f"{SPLIT}/"), tf.device(device):
+                self._shards[value, axis] = self._cut(whole, axis)
+        return self._shards[value, axis]
+
+    def send(self, values: Iterable[Value]) -> None:
+        """Sends whole values to the devices of the towers, small ones packed."""
+        machine = self.machine
+        if not machine.policy.pack_transfers:
+            return
+        known = self._sent.get(machine.devices[0], {})
+        new = [v for v in dict.fromkeys(values) if v not in known and v not in self.towers[0]]
+        tensors = [self.whole.read(value, WHOLE) for value in new]
+        arrived = spread(tensors, machine.home, dict.fromkeys(machine.devices), packed=True)
+        for device, found in arrived.items():
+            self._sent.setdefault(device, {}).update(zip(new, found, strict=True))
+
+    def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
+        """Returns each tower's rows along an axis of a value of the batch."""
+        shape = tf.shape(whole)
+        each = shape[axis] // self.total
+        at_axis = tf.one_hot(axis, tf.size(shape), True, False)
+        with tf.control_dependencies([
+            tf.debugging.assert_equal(each * self.total, shape[axis], "rows of the batch")
+        ]):  # fmt: skip
+            shards = []
+            for place in self.places:
+                begin = tf.where(at_axis, each * place.start, 0)
+                shards.append(tf.slice(whole, begin, tf.where(at_axis, each * place.count, shape)))
+                shards[-1].set_shape([None if a == axis else n for a, n in enumerate(whole.shape)])
+        return shards
+
+
+def _of(tree: Tree, index: int) -> Tree:
+    """Returns the tree of one value."""
+    if isinstance(tree, tuple):
+        left, right = tree
+        return _of(left, index), _of(right, index)
+    return [tree[index]]
