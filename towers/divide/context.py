@@ -42,6 +42,10 @@ class Context:
         self._by_formulas: dict[Value, Any] = {}  # sizes
         self._drawn: set[Value] = set()  # lists that workers agree on when they are read
 
+    def inside(self, place: Place, find: Callable[[Value, Need], Any]) -> "Context":
+        """Returns a context for a function that this context's graph calls."""
+        return Context(place, find)
+
     def copy(self, op: Op, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
         """Copies an operation; integers and types among its attributes may be replaced.
 
@@ -56,7 +60,7 @@ class Context:
         """Emits operations in a tower, with those on whole values, such as a loop's counter."""
         for op in ops:
             if op.each is None:
-                outputs = self._once(op)
+                outputs = self.once(op)
             elif op.each.facts[0] == SIZE and not op.each.needs:
                 continue  # made where it is read
             else:
@@ -67,7 +71,7 @@ class Context:
                     tensor.set_shape(open_shape(value))  # a copy may know less than the trace
             self.values.update(zip(op.outputs, outputs, strict=True))
 
-    def _once(self, op: Op) -> list[Any]:
+    def once(self, op: Op) -> list[Any]:
         """Emits an operation on whole values."""
         inputs = [self.read(value, WHOLE) for value in op.inputs]
         if calls_functions(op.source):

@@ -5,17 +5,20 @@ the trace of the whole batch  -->  analysis: in towers, or once?
 a global batch                -->  each phase in its turn
 """
 
+import functools
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from towers.divide.analysis import Analysis
 from towers.divide.context import reads, roots
+from towers.divide.copies import Copies, NoCopies
 from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, merged, new_op
-from towers.divide.meetings import Meeting
+from towers.divide.meetings import Meeting, divided_for_xla
+from towers.divide.mirrored import MirroredMeeting, copied_variables
 from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import phases_of
@@ -63,10 +66,34 @@ class Divided:
         for value in read_at_end:
             for source in roots(value) if value.fact == SIZE else [value]:
                 read_in[source].add(_END)
+        meet = self._meetings([ops for phase, ops in phases.items() if phase % 2])
         self._phases: list[Stage | Meeting] = []
         for phase, ops in sorted(phases.items()):
             read_after = {value for value, read in read_in.items() if read - {phase}}
-            self._phases.append((Meeting if phase % 2 else Stage)(ops, read_after))
+            self._phases.append((meet if phase % 2 else Stage)(ops, read_after))
+
+    def _meetings(self, meetings: Sequence[Sequence[Op]]) -> Callable[..., Meeting]:
+        """Returns what makes a meeting: on several devices, if they have copies of variables."""
+        copies, self._are_lost = self._machine.copies, False
+        if isinstance(copies, NoCopies):
+            return Meeting
+        captured = self._given[len(self._given) - len(self._graph.external_captures) :]
+        by_handle = {id(variable.handle): variable for variable in self._graph.variables}
+        variables = {
+            value: by_handle[id(handle)]
+            for value, handle in zip(captured, self._graph.external_captures, strict=True)
+            if id(handle) in by_handle
+        }
+        programs = {op for ops in meetings for op in divided_for_xla(ops)[1]}
+        copied = copied_variables(copies, meetings, programs, variables)
+        for variable in copied.values():
+            copies.of(variable)
+        self._are_lost = any(
+            copies.may_copy(variable) and value not in copied
+            for value, variable in variables.items()
+            if any(value in op.inputs and has_effects(op) for ops in meetings for op in ops)
+        )
+        return functools.partial(MirroredMeeting, copies=copies, copied=copied)
 
     def _analyse(self) -> None:
         """Decides what runs in towers. Lists that turn out to be needed whole then run once."""
@@ -144,8 +171,13 @@ class Divided:
         shards = None if placed is None else [[own[i] for i in self._rows] for own in placed]
         with tf.device(self._machine.home):
             run = Run(self._machine, given, batch, shards)
+        copies = self._machine.copies
+        if isinstance(copies, Copies):
+            copies.refresh_if_stale()
         for phase in self._phases:
             phase.call(run)
+        if self._are_lost and isinstance(copies, Copies):
+            copies.mark_stale()  # other values have been assigned to the first device's variables
         return run
 
     def _whole_outputs(self, run: Run) -> list[tf.Tensor]:

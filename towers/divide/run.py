@@ -9,12 +9,13 @@ the same phases.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from towers.divide.context import Context, Place, open_shape
+from towers.divide.copies import Copies, NoCopies
 from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Value
 from towers.machine.devices import CPU, HOST, Policy
 from towers.step.averaging import Tree, add_tree
@@ -34,6 +35,7 @@ class Machine:
     full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
     takes_first: whether a statistic that each tower has is tower 0's if it is read whole, instead
         of the average over all rows.
+    copies: of the parameters, on the devices.
     """
 
     devices: Sequence[str]
@@ -42,6 +44,7 @@ class Machine:
     policy: Policy = CPU
     full_batch: FullShards | None = None
     takes_first: bool = False
+    copies: Copies | NoCopies = field(default_factory=NoCopies)
 
 
 class Run:
@@ -120,6 +123,10 @@ class Run:
             own = [self.values_for(value, OWN) for value in new]
             tree = self._reduce(list(map(list, zip(*own, strict=True))))
             self._trees.update((value, _of(tree, i)) for i, value in enumerate(new))
+
+    def know(self, sums: Mapping[Value, Any]) -> None:
+        """Takes sums that have been made already, on the parameter device."""
+        self._met.update(sums)
 
     def tree(self, value: Value) -> Tree:
         """Returns the additions of a value's parts that remain for the parameter device."""
@@ -213,6 +220,11 @@ class Run:
         arrived = spread(tensors, machine.home, dict.fromkeys(machine.devices), packed=True)
         for device, found in arrived.items():
             self._sent.setdefault(device, {}).update(zip(new, found, strict=True))
+
+    def receive(self, value: Value, by_device: Mapping[str, Any]) -> None:
+        """Takes a whole value as it is on each device."""
+        for device, tensor in by_device.items():
+            self._sent.setdefault(device, {})[value] = tensor
 
     def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
         """Returns each tower's rows along an axis of a value of the batch."""

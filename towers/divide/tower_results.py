@@ -76,15 +76,3 @@ def measure_noise(
     whole = squared_norm([gradient for _, gradient in kept])
     norms = exchange.all_gather(norms)
     metric.update_state(tf.stack(norms) / loss_scale**2, sizes, whole / loss_scale**2)
-
-
-class NoCopies:
-    """Stands for a strategy that keeps no copies of the parameters on devices."""
-
-    num_copies = num_bytes = 0
-
-    def trust(self, is_trusted: bool) -> None:
-        """Does nothing: without copies, code between steps may assign to parameters."""
-
-    def refresh(self) -> None:
-        """Does nothing: there are no copies."""

@@ -13,11 +13,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.divide.copies import copies_of
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.ran_once import RanOnce, warn_of
 from towers.divide.run import Machine
 from towers.divide.switch import check_divisible
-from towers.divide.tower_results import NoCopies, error_of, measure_noise, towers_finite
+from towers.divide.tower_results import error_of, measure_noise, towers_finite
 from towers.divide.trainable_flags import TrainableFlags
 from towers.divide.twin import twin_of
 from towers.divide.unchanged import restore, unchanged
@@ -112,8 +113,7 @@ class TowerStep:
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
         checks.check_strategy(strategy)
         check_divisible(
-            strategy=strategy != "parameter_server", gpus_per_tower=gpus_per_tower > 1,
-            stages=stages is not None,
+            gpus_per_tower=gpus_per_tower > 1, stages=stages is not None,
         )  # fmt: skip
         self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
@@ -142,7 +142,10 @@ class TowerStep:
         self.uses_xla = uses_xla(
             model, self.devices, jit_compile, self.num_towers, losses(self._twin)[0], batch_norm
         )  # fmt: skip
-        self.strategy, self.full_batch, self.faults = NoCopies(), FullBatch(batch_size), ()
+        self.strategy = copies_of(
+            strategy, self.optimizer, self.trainable_variables, self.tower_devices, self.policy
+        )  # fmt: skip
+        self.full_batch, self.faults = FullBatch(batch_size), ()
         self._steps = {
             name: DividedStep(
                 step, self._machine("train" if name == "gradients" else name),
@@ -163,7 +166,7 @@ class TowerStep:
         compiled = functools.partial(self.full_batch.compiled, name) if self.uses_xla else None
         return Machine(
             self.tower_devices, self.exchange, self.parameter_device, self.policy, compiled,
-            takes_first=self.batch_norm == "tower0",
+            takes_first=self.batch_norm == "tower0", copies=self.strategy,
         )  # fmt: skip
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:

@@ -13,7 +13,6 @@ import keras
 from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import Towers
 from towers.resume.resumed_fit import fit_arguments
-from towers.step.strategies import ParameterServer
 
 _BATCH_HOOKS = (
     "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end",
@@ -22,17 +21,17 @@ _BATCH_HOOKS = (
 _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two steps
 
 
-def are_trusted(callbacks: Sequence[Any], strategy: ParameterServer) -> bool:
+def are_trusted(callbacks: Sequence[Any], copies: Any) -> bool:
     """Returns whether no callback can assign to parameters between steps; warns if one can."""
     found = [
         type(callback).__name__ for callback in callbacks for hook in _BATCH_HOOKS
         if not str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
     ]
-    if found and strategy.num_copies:
+    if found and copies.num_copies:
         warn_user(
             f"strategy=mirrored or sharded: {', '.join(dict.fromkeys(found))} may assign to "
-            f"parameters between steps, so that {strategy.num_bytes / 1e6:.1f} MB are copied to "
-            f"each of {strategy.num_copies} devices before every step. Use a callback without "
+            f"parameters between steps, so that {copies.num_bytes / 1e6:.1f} MB are copied to "
+            f"each of {copies.num_copies} devices before every step. Use a callback without "
             "hooks of batches, or strategy=parameter_server.",
         )
     return not found
@@ -63,12 +62,10 @@ class _FreshCopies(keras.callbacks.Callback):
         self._are_trusted: bool | None = None
 
     def _trust(self, is_trusted: bool, *_: Any, logs: Any = None) -> None:
-        if self._towers.step is None:
-            return
-        strategy = self._towers.step.strategy
-        if self._are_trusted is None:
-            self._are_trusted = are_trusted(self._others, strategy)
-        strategy.trust(is_trusted and self._are_trusted)
+        copies = self._towers.copies
+        if is_trusted and self._are_trusted is None:  # after the first step, which makes copies
+            self._are_trusted = are_trusted(self._others, copies)
+        copies.trust(is_trusted and bool(self._are_trusted))
 
     on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = partialmethod(_trust, False)
     on_train_batch_end = on_test_batch_end = partialmethod(_trust, True)

@@ -4,7 +4,7 @@ import functools
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import keras
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from towers.custom_step import CustomStep
 from towers.divide import chosen
+from towers.divide.copies import NoCopies, copies_of
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.run import Machine
 from towers.divide.switch import check_divisible, is_switched_on
@@ -56,11 +57,20 @@ class Towers:
     custom_steps: dict[str, CustomStep | DividedStep] = field(  # by "train", "test", ...
         default_factory=dict
     )
+    machine: Machine | None = None  # where `custom_steps` run
+    optimizer: Any = None  # the one that `machine` is for
     warned_of_speed: bool = False  # what a divided step runs once takes time
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
     )
+
+    @property
+    def copies(self) -> Any:
+        """The copies of the parameters on the devices."""
+        if self.step is not None:
+            return self.step.strategy
+        return NoCopies() if self.machine is None else self.machine.copies
 
 
 def towers_of(model: keras.Model) -> Towers:
@@ -92,6 +102,7 @@ def forget_functions(model: keras.Model) -> None:
     model.run_eagerly = False
     model.train_function = model.test_function = model.predict_function = None
     towers_of(model).step, towers_of(model).custom_steps = None, {}
+    towers_of(model).machine = None
 
 
 def build(model: keras.Model, x: Any, *loss_arguments: Any) -> None:
@@ -201,10 +212,7 @@ def custom_step_of(
 def _divided_step(model: keras.Model, name: str) -> DividedStep:
     """Returns the runner of a step with TOWERS_DIVIDE=1, or raises ValueError for its options."""
     towers = towers_of(model)
-    check_divisible(**{
-        "strategy": towers.strategy != "parameter_server",
-        "gpus_per_tower": towers.gpus_per_tower > 1,
-    })
+    check_divisible(**{"gpus_per_tower": towers.gpus_per_tower > 1})
     compiles = False
     if not overrides(model, f"{name}_step"):
         loss = losses(model)[0] if model.compiled else None
@@ -214,14 +222,30 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
         if name == "train" and model.built and not model.optimizer.built:
             with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
                 model.optimizer.build(model.trainable_variables)
-    exchange = make_exchange(towers.workers, towers.num_towers, towers.own_rows)
-    machine = Machine(
-        place_towers(len(exchange.local_towers), towers.devices), exchange,
-        state_lib.variables_device(model), policy_of(towers.devices),
-        functools.partial(towers.full_batch.compiled, name) if compiles else None,
-        takes_first=towers.batch_norm == "tower0",
-    )  # fmt: skip
+    machine = replace(
+        _machine(model),
+        full_batch=functools.partial(towers.full_batch.compiled, name) if compiles else None,
+    )
     return DividedStep(
         method_of(model, f"{name}_step"), machine, cluster=towers.workers, model=model,
         batch_norm=towers.batch_norm,
     )  # fmt: skip
+
+
+def _machine(model: keras.Model) -> Machine:
+    """Returns where the steps of a built model run, with copies for its optimizer, if built."""
+    towers = towers_of(model)
+    optimizer = model.optimizer if model.optimizer is not None and model.optimizer.built else None
+    if towers.machine is None or towers.optimizer is not optimizer:
+        exchange = make_exchange(towers.workers, towers.num_towers, towers.own_rows)
+        devices = place_towers(len(exchange.local_towers), towers.devices)
+        policy = policy_of(towers.devices)
+        copies = NoCopies() if optimizer is None else copies_of(
+            towers.strategy, optimizer, model.trainable_variables, devices, policy
+        )
+        towers.optimizer = optimizer
+        towers.machine = Machine(
+            devices, exchange, state_lib.variables_device(model), policy,
+            takes_first=towers.batch_norm == "tower0", copies=copies,
+        )  # fmt: skip
+    return towers.machine

@@ -219,8 +219,7 @@ class ParallelModel(keras.Model):
             if isinstance(self.train_function, PlacedBatches):
                 self.train_function.close()
             drop_iterator(self, "train")
-            if towers.step is not None:
-                towers.step.strategy.trust(False)
+            towers.copies.trust(False)
 
     def reset_metrics(self) -> None:
         """Resets the metrics, as Keras does before each epoch, and the noise scale."""

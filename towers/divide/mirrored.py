@@ -1,0 +1,356 @@
+"""Runs the update of a meeting on several devices, for variables that have copies there.
+
+    first device    all that runs once: metrics, moving averages, scalars, the update
+    mirrored        other devices update their copies, from the same sums and scalars
+    sharded         each device updates what it owns, and sends parameters to the others
+"""
+
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from towers.divide.context import Context, Place
+from towers.divide.copies import Copies
+from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Value
+from towers.divide.flat import CONDITIONS, flatten
+from towers.divide.meetings import ASSIGNMENTS, Meeting, Program
+from towers.divide.repeatable import all_operations
+from towers.divide.run import Run
+from towers.machine.tensorflow_internals import called_graphs
+from towers.step.averaging import Tree, add_subtrees, add_tree, partial_sums, subtrees
+from towers.step.transfers import pack, packages, spread, unpack
+
+_READS = ("ReadVariableOp", "VariableShape")
+_UNOWNED = (
+    "strategy=sharded: {} needs a parameter or a slot that another device updates. Use "
+    "strategy=mirrored."
+)
+
+
+def _states(op: Op) -> list[Value]:
+    return [value for value in op.inputs if value.dtype == tf.resource]
+
+
+def _assigns(op: Op) -> bool:
+    return bool(_states(op)) and op.type not in _READS
+
+
+def _runs_anywhere(op: Op) -> bool:
+    """Returns whether an operation may run on every device: it does nothing but assign."""
+    return all(
+        not each.op_def.is_stateful
+        or each.type in (*ASSIGNMENTS, *_READS, "Placeholder", "While", "If")
+        or each.type.startswith("ResourceScatter")
+        for each in all_operations([op.source])
+    )
+
+
+def copied_variables(
+    copies: Copies, meetings: Sequence[Sequence[Op]], programs: Collection[Op],
+    variables: Mapping[Value, tf.Variable],
+) -> dict[Value, tf.Variable]:  # fmt: skip
+    """Returns the variables that are updated on several devices, by the values of their handles.
+
+    meetings: the operations that run once. programs: those of them that XLA compiles. variables: of
+    the whole trace.
+    """
+    found = {value: v for value, v in variables.items() if copies.may_copy(v)}
+    found |= {v: variables[v] for op in programs for v in _states(op)}
+    assigning = [op for ops in meetings for op in ops if _assigns(op)]
+    while True:
+        lost = {
+            value
+            for op in assigning
+            if not (_runs_anywhere(op) and all(value in found for value in _states(op)))
+            for value in _states(op)
+            if value in found
+        }
+        if not lost:
+            break
+        found = {value: v for value, v in found.items() if value not in lost}
+    changed = {value for op in assigning for value in _states(op)}
+    return {value: v for value, v in found.items() if value in changed or copies.has(v)}
+
+
+def closure(ops: Sequence[Op], owned: Collection[Value], *, has_scalars: bool) -> list[Op]:
+    """Returns the operations that assign to owned variables, with what they need.
+
+    has_scalars: whether scalars are among them. Otherwise scalars, like all that may not run on
+    every device, come from the first device.
+    """
+    wanted: set[Op] = set()
+    read: set[Value] = set()
+    for op in reversed(ops):
+        states = _states(op)
+        assigns = _assigns(op) and any(value in owned for value in states)
+        may_run = _runs_anywhere(op) and (assigns or all(value in owned for value in states))
+        is_scalar = all(value.shape.num_elements() == 1 for value in op.outputs)
+        is_read = not read.isdisjoint(op.outputs) and (has_scalars or not is_scalar)
+        if may_run and (assigns or is_read and not _assigns(op)):
+            wanted.add(op)
+            read.update(op.inputs)
+    return [op for op in ops if op in wanted]
+
+
+class OwnedContext(Context):
+    """Emits an update of those variables alone that a device owns."""
+
+    def __init__(
+        self, place: Place, find: Callable[[Value, Need], Any], owned: Collection[Value]
+    ) -> None:
+        super().__init__(place, find)
+        self._owned = owned
+
+    def inside(self, place: Place, find: Callable[[Value, Need], Any]) -> Context:
+        return OwnedContext(place, find, self._owned)
+
+    def once(self, op: Op) -> list[Any]:
+        if op.type not in CONDITIONS or all(value in self._owned for value in _states(op)):
+            return super().once(op)
+
+        def branch(name: str) -> Callable[[], tf.Tensor]:
+            (graph,) = called_graphs(op.source, name)
+            pairs = zip(graph.inputs, op.inputs[1:], strict=True)
+            ops, _ = flatten(graph, {id(tensor): value for tensor, value in pairs})
+
+            def run() -> tf.Tensor:
+                inner = OwnedContext(self.place, self.read, self._owned)
+                inner.run(closure(ops, self._owned, has_scalars=True))
+                return tf.constant(0)
+
+            return run
+
+        tf.cond(self.read(op.inputs[0], WHOLE), branch("then_branch"), branch("else_branch"))
+        return [None] * len(op.outputs)
+
+
+class _Piece:
+    """What one device runs of a meeting."""
+
+    def __init__(
+        self, parts: Sequence[Sequence[Op]], owned: Collection[Value]
+    ) -> None:
+        """parts: the operations before, in and after the compiled program."""
+        self.owned = owned
+        before, compiled, after = parts
+        self.before = closure(before, owned, has_scalars=False)
+        self.after = closure(after, owned, has_scalars=False)
+        is_whole = all(value in owned for op in compiled for value in _states(op))
+        program = list(compiled) if is_whole else closure(compiled, owned, has_scalars=True)
+        self.program = Program(program, {v for op in self.after for v in op.inputs})
+        self.ops = [*self.before, *program, *self.after]
+        own = {value for op in self.ops for value in op.outputs}
+        outside = dict.fromkeys(v for op in self.ops for v in op.inputs if v not in own)
+        self.sums = [value for value in outside if value.fact == PART]
+
+
+class MirroredMeeting(Meeting):
+    """A meeting whose update of copied variables runs on several devices."""
+
+    def __init__(
+        self, ops: Sequence[Op], read_after: Collection[Value], copies: Copies,
+        copied: Mapping[Value, tf.Variable],
+    ) -> None:  # fmt: skip
+        """copied: the variables with copies, by the values of their handles."""
+        super().__init__(ops, read_after)
+        self._copies, self._copied = copies, copied
+        parts = [self._before, self._program.ops, self._after]
+        self._pieces: dict[int, _Piece] = {}  # by the index of a device
+        if not any(_assigns(op) and set(_states(op)) & set(copied) for op in ops):
+            return
+        for k in range(int(not copies.is_sharded), len(copies.devices)):
+            owned = {value for value, v in copied.items() if self._is_updated_on(k, v)}
+            self._pieces[k] = _Piece(parts, owned)
+        if copies.is_sharded:
+            self._leave_to_owners(read_after)
+
+    def _is_updated_on(self, k: int, variable: tf.Variable) -> bool:
+        copies = self._copies
+        return not copies.has_owner(variable) or copies.owner(variable) == k
+
+    def _leave_to_owners(self, read_after: Collection[Value]) -> None:
+        """Leaves to the pieces what they assign; the first device runs the rest."""
+        everything = [*self._before, *self._program.ops, *self._after]
+        of_pieces = {op for piece in self._pieces.values() for op in piece.ops}
+        kept, read = set(), set(read_after)
+        changed = {value for op in of_pieces if _assigns(op) for value in _states(op)}
+        for op in reversed(everything):
+            if op not in of_pieces or not _assigns(op) and not read.isdisjoint(op.outputs):
+                kept.add(op)
+                read.update(op.inputs)
+        assigned: set[Value] = set()
+        for op in everything:
+            if op in kept and not assigned.isdisjoint(_states(op)):
+                raise ValueError(_UNOWNED.format(op.source.name))
+            if op in of_pieces and _assigns(op):
+                assigned.update(changed.intersection(_states(op)))
+        self._before = [op for op in self._before if op in kept]
+        self._program = Program([op for op in self._program.ops if op in kept], read)
+        self._after = [op for op in self._after if op in kept]
+        self._read = [value for op in kept for value in op.inputs]
+
+    def call(self, run: Run) -> None:
+        home, devices = run.machine.home, self._copies.devices
+        contexts = self._contexts(run)
+
+        def tree(value: Value) -> Tree:
+            return run.tree(value) if value.fact == PART else [run.whole.read(value, WHOLE)]
+
+        with tf.device(home):
+            run.add_up(self._read)
+            run.whole.run(self._before)
+        self._read_copies(run, self._before)
+        for k, piece in self._pieces.items():
+            context = contexts[k]
+            with tf.device(devices[k]):
+                context.run(piece.before)
+                piece.program.call(context, devices[k], functools.partial(_as_tree, context))
+        with tf.device(home):
+            self._program.call(run.whole, home, tree)
+            run.whole.run(self._after)
+        for k, piece in self._pieces.items():
+            with tf.device(devices[k]):
+                contexts[k].run(piece.after)
+        self._send_parameters(run)
+        self._read_copies(run, self._after)
+
+    def _contexts(self, run: Run) -> dict[int, Context]:
+        """Returns the context of each piece, which finds sums on its device."""
+        if self._copies.is_sharded:
+            sums = {k: _sums_on(run, self._copies.devices[k], piece.sums)
+                    for k, piece in self._pieces.items()}  # fmt: skip
+        elif self._pieces:
+            everywhere = _sums_everywhere(run, self._copies, self._pieces[1].sums)
+            run.know(everywhere[0])
+            sums = dict(enumerate(everywhere))
+
+        def context_of(k: int, piece: _Piece) -> Context:
+            def find(value: Value, need: Need) -> Any:
+                if value in self._copied:
+                    return self._copies.of(self._copied[value])[k].handle
+                return sums[k][value] if value in sums[k] else run.whole.read(value, need)
+
+            return OwnedContext(run.whole.place, find, piece.owned)
+
+        return {k: context_of(k, piece) for k, piece in self._pieces.items()}
+
+    def _send_parameters(self, run: Run) -> None:
+        """Sends the parameters that each owner has updated to the other devices."""
+        copies = self._copies
+        for k, piece in self._pieces.items() if copies.is_sharded else ():
+            changed = dict.fromkeys(v for op in piece.ops if _assigns(op) for v in _states(op))
+            own = [
+                copies.of(self._copied[value])
+                for value in changed
+                if value in piece.owned and copies.is_sent(self._copied[value])
+            ]
+            with tf.device(copies.devices[k]):
+                values = [variables[k].read_value() for variables in own]
+            others = [device for device in copies.devices if device != copies.devices[k]]
+            arrived = spread(values, copies.devices[k], others, packed=copies.packed)
+            for j, device in enumerate(copies.devices):
+                with tf.device(device):
+                    for variables, value in zip(own, arrived.get(device, ()), strict=False):
+                        variables[j].assign(value, read_value=False)
+
+    def _read_copies(self, run: Run, ops: Sequence[Op]) -> None:
+        """Lets towers read the copies on their devices, where one value is read in this meeting."""
+        copies = self._copies
+        for op in ops:
+            if op.type != "ReadVariableOp" or op.inputs[0] not in self._copied:
+                continue
+            state = op.inputs[0]
+            if copies.is_moved(self._copied[state]):
+                continue
+            if any(_assigns(other) and state in other.inputs for other in ops):
+                continue  # the first device sends the value between two assignments
+            values = {copies.devices[0]: run.whole.read(op.outputs[0], WHOLE)}
+            for device, copy in zip(copies.devices[1:], copies.of(self._copied[state])[1:]):
+                with tf.device(device):
+                    values[device] = copy.read_value()
+            run.receive(op.outputs[0], values)
+
+
+def _as_tree(context: Context, value: Value) -> Tree:
+    return [context.read(value, WHOLE)]
+
+
+def _sums_on(run: Run, target: str, values: Sequence[Value]) -> dict[Value, Any]:
+    """Returns the sums of parts on one device, which alone needs them."""
+    parts, others = _parts(run, values)
+    machine = run.machine
+    moved: dict[range, list[Any]] = {}
+    for source, towers in subtrees_of(run):
+        with tf.device(source):
+            added = add_tree(_added(parts, source, towers))
+        packed = machine.policy.pack_transfers
+        moved[towers] = spread(added, source, [target], packed=packed)[target]
+    found = {}
+    with tf.device(target):
+        for i, value in enumerate(parts):
+            found[value] = add_subtrees(
+                {towers: of[i] for towers, of in moved.items()}, machine.exchange.local_towers
+            )
+    whole = [run.whole.read(value, WHOLE) for value in others]
+    arrived = spread(whole, machine.home, [target], packed=machine.policy.pack_transfers)[target]
+    return found | dict(zip(others, arrived, strict=True))
+
+
+def _sums_everywhere(
+    run: Run, copies: Copies, values: Sequence[Value]
+) -> list[dict[Value, Any]]:
+    """Returns the sums of parts on each device: each adds one slice, and sends it to the others."""
+    parts, others = _parts(run, values)
+    devices, count = copies.devices, len(copies.devices)
+    first = [of[0] for of in parts.values()]
+    found: list[dict[Value, Any]] = [{} for _ in devices]
+    for chosen, shapes in packages(first):
+        names = [list(parts)[i] for i in chosen]
+        moved: dict[range, list[Any]] = {}
+        for source, towers in subtrees_of(run):
+            with tf.device(source):
+                added = add_tree(_added({v: parts[v] for v in names}, source, towers))
+                moved[towers] = tf.split(pack(added, count), count)
+        slices = []
+        for k, device in enumerate(devices):
+            with tf.device(device):
+                own = {towers: of[k] for towers, of in moved.items()}
+                slices.append(add_subtrees(own, run.machine.exchange.local_towers))
+        for k, device in enumerate(devices):
+            with tf.device(device):
+                found[k].update(zip(names, unpack(tf.concat(slices, axis=0), shapes)))
+    whole = [run.whole.read(value, WHOLE) for value in others]
+    arrived = spread(whole, run.machine.home, devices, packed=copies.packed)
+    for k, device in enumerate(devices):
+        found[k].update(zip(others, arrived[device], strict=True))
+    return found
+
+
+def subtrees_of(run: Run) -> list[tuple[str, range]]:
+    """Returns (device, towers) of each subtree of the additions that one device makes."""
+    devices = list(dict.fromkeys(run.machine.devices))
+    owners = [devices.index(device) for device in run.machine.devices]
+    return [(devices[owner], towers) for owner, towers in subtrees(owners)]
+
+
+def _added(parts: Mapping[Value, Sequence[Any]], device: str, towers: range) -> Tree:
+    values = [[of[t] for of in parts.values()] for t in towers]
+    return partial_sums(values, [device] * len(values), add_on_devices=True)
+
+
+def _parts(
+    run: Run, values: Sequence[Value]
+) -> tuple[dict[Value, list[Any]], list[Value]]:
+    """Returns the towers' parts of those sums that devices can add, and the other values.
+
+    Workers add theirs on the parameter device, and so do all if the size changes by the batch.
+    """
+    own, others = {}, []
+    for value in values:
+        if run.machine.exchange.is_alone and value.shape.num_elements():
+            own[value] = run.values_for(value, OWN)
+        else:
+            others.append(value)
+    return own, others
