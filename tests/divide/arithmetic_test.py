@@ -101,7 +101,6 @@ CASES.add("Select", lambda x, y: R.Select(condition=x > 0, x=x, y=y), N3, N3)
 CASES.add("Select", lambda c, x: R.Select(condition=c > 0, x=x, y=-x), ("n",), N3, divided=None)
 CASES.add("SelectV2", lambda x, y: tf.where(x > 0, x, y), N3, (3,))
 CASES.add("SelectV2", lambda x, y: tf.where(y > 0, tf.reduce_sum(x, 0), y), N3, (3,))
-CASES.add("IdentityN", lambda x, y: R.IdentityN(input=[x, y]), N3, (3,))
 
 # The rule of Square does not hold for parts: (a + b)^2 is not a^2 + b^2.
 CASES.add("Square", lambda x: tf.square(tf.reduce_sum(x, 0)), N3, divided=False)

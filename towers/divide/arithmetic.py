@@ -38,12 +38,6 @@ def linear_element(look: Look) -> Each | None:
     return look.own_first()
 
 
-@rule("IdentityN")
-def several_identities(look: Look) -> Each | None:
-    """Passes each input on."""
-    return look.each([OWN if f != ONCE else WHOLE for f in look.facts()], *look.facts())
-
-
 @rule("RsqrtGrad")
 def rsqrt_gradient(look: Look) -> Each | None:
     """Multiplies the gradient by -y^3 / 2."""

@@ -14,7 +14,7 @@ _KNOWN = frozenset("""Abs Add AddN AddV2 All Any ArgMax AssignAddVariableOp Assi
     AssignVariableOp BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast Ceil
     ClipByValue ConcatV2 Const Cos Div DivNoNan Einsum EmptyTensorList Equal Exp ExpandDims Fill
     Floor FloorDiv FloorMod
-    GatherV2 Greater GreaterEqual Identity IdentityN IsFinite IsNan L2Loss Less LessEqual Log Log1p
+    GatherV2 Greater GreaterEqual Identity IsFinite IsNan L2Loss Less LessEqual Log Log1p
     LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean Min Minimum Mul Neg NoOp
     NotEqual OneHot OnesLike Pack Placeholder Pow PreventGradient Prod Range ReadVariableOp RealDiv
     Reciprocal Relu ReluGrad Reshape ReverseV2 Round Rsqrt RsqrtGrad Select SelectV2 Shape Sigmoid

@@ -21,7 +21,9 @@ from towers.machine.user_lines import line_of
 from towers.step import checks
 from towers.step.checks import BatchInCode, checked_rows
 from towers.step.raw_variables import RawVariable
-from towers.step.structures import SPLIT, batch_specs, components, packed
+from towers.step.structures import (
+    SPLIT, as_tensor, batch_specs, components, map_tensors, packed,
+)  # fmt: skip
 from towers.workers.workers import Workers
 
 
@@ -32,7 +34,12 @@ def method_of(model: keras.Model, name: str) -> Callable[[Any], Any]:
 
 
 class DividedStep:
-    """Runs a step of a whole batch on towers, such as Keras' train_step or a custom one."""
+    """Runs a step of a whole batch on towers, such as Keras' train_step or a custom one.
+
+    takes_elements: whether a batch is an element of the data, instead of x, y and sample_weight.
+    """
+
+    takes_elements = True
 
     def __init__(
         self, step: Callable[[Any], Any], machine: Machine, *, cluster: Workers,
@@ -53,6 +60,10 @@ class DividedStep:
         self._batch_norm = batch_norm or "synchronized"
         devices_lib.set_graph_optimizer(machine.policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
+        self._functions: dict[str, Any] = {}
+        self.policy, self.tower_devices = machine.policy, machine.devices
+        self.num_towers = machine.exchange.num_towers
+        self.local_towers, self.stages = machine.exchange.local_towers, None
 
     def prepare(self, data: Any) -> tuple[Any, Divided]:
         """Traces the step once for each structure of data: a global batch, or its TensorSpecs.
@@ -109,6 +120,17 @@ class DividedStep:
         graph, divided = self.prepare(data)
         outputs = self._run(divided, data, placed)
         return packed(graph.structured_outputs, iter(outputs))
+
+    def run(self, data: Any, placed: Any) -> Any:
+        """Runs the step outside of a graph; traces it once for each structure of data."""
+        specs = batch_specs(data)
+        if str(specs) not in self._functions:
+            function = tf.function(self.__call__, autograph=False)
+            traced = function.get_concrete_function(specs, batch_specs(placed))
+            self._functions[str(specs)] = traced
+        with tf.device(devices_lib.HOST):
+            tensors = map_tensors(as_tensor, data)
+        return self._functions[str(specs)](tensors, placed)
 
     def with_parts(self, data: Any, placed: Any = None) -> tuple[Any, Any, tf.Tensor]:
         """Runs the step like a call; also returns what each of this worker's towers adds.

@@ -16,6 +16,7 @@ LOOPS, CONDITIONS = ("While", "StatelessWhile"), ("If", "StatelessIf")
 _BODIES = ("body", "cond", "then_branch", "else_branch")
 _READS = ("ReadVariableOp", "VariableShape")  # stateful for TensorFlow, but they change nothing
 NOT_RUN = ("Placeholder", "NoOp")
+MARKER = "own_moments_"  # begins the names of operations that mark statistics, see `own_moments`
 
 
 def new_op(kind: str, source: tf.Operation, inputs: Sequence[Value], outputs: Iterable[Any]) -> Op:
@@ -43,6 +44,8 @@ def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Valu
             inner, results = flatten(called[0], arguments)
             ops += inner
             results = results[: len(operation.outputs)]  # a second gradient adds outputs later
+        elif operation.type == "IdentityN" and MARKER not in operation.name:
+            results = inputs  # tf.custom_gradient makes one of all its results
         elif operation.type == "ResourceGather":
             added, results = _as_gather(operation, inputs)
             ops += added

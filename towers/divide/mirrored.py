@@ -7,7 +7,7 @@
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -74,21 +74,37 @@ def copied_variables(
     return {value: v for value, v in found.items() if value in changed or copies.has(v)}
 
 
-def closure(ops: Sequence[Op], owned: Collection[Value], *, has_scalars: bool) -> list[Op]:
-    """Returns the operations that assign to owned variables, with what they need.
+class Owned(NamedTuple):
+    """Says which variables a device updates, by the values of their handles.
 
-    has_scalars: whether scalars are among them. Otherwise scalars, like all that may not run on
-    every device, come from the first device.
+    of_others: those that other devices update. home: the device of all variables besides.
+    """
+
+    own: Collection[Value]
+    of_others: Collection[Value]
+    home: str
+
+
+def closure(ops: Sequence[Op], owned: Owned, *, has_scalars: bool) -> list[Op]:
+    """Returns the operations that assign to a device's own variables, with what they need.
+
+    has_scalars: whether scalars, and reads of variables that do not change, are among them.
+        Otherwise they, like all that may not run on every device, come from the first device.
     """
     wanted: set[Op] = set()
     read: set[Value] = set()
     for op in reversed(ops):
         states = _states(op)
-        assigns = _assigns(op) and any(value in owned for value in states)
-        may_run = _runs_anywhere(op) and (assigns or all(value in owned for value in states))
-        is_scalar = all(value.shape.num_elements() == 1 for value in op.outputs)
-        is_read = not read.isdisjoint(op.outputs) and (has_scalars or not is_scalar)
-        if may_run and (assigns or is_read and not _assigns(op)):
+        assigns = _assigns(op) and any(value in owned.own for value in states)
+        if not _runs_anywhere(op):
+            continue
+        if has_scalars:
+            is_needed = all(value not in owned.of_others for value in states)
+        else:
+            is_scalar = all(value.shape.num_elements() == 1 for value in op.outputs)
+            is_needed = not is_scalar and all(value in owned.own for value in states)
+        is_needed = is_needed and not _assigns(op) and not read.isdisjoint(op.outputs)
+        if assigns or is_needed:
             wanted.add(op)
             read.update(op.inputs)
     return [op for op in ops if op in wanted]
@@ -98,7 +114,7 @@ class OwnedContext(Context):
     """Emits an update of those variables alone that a device owns."""
 
     def __init__(
-        self, place: Place, find: Callable[[Value, Need], Any], owned: Collection[Value]
+        self, place: Place, find: Callable[[Value, Need], Any], owned: Owned
     ) -> None:
         super().__init__(place, find)
         self._owned = owned
@@ -107,37 +123,44 @@ class OwnedContext(Context):
         return OwnedContext(place, find, self._owned)
 
     def once(self, op: Op) -> list[Any]:
-        if op.type not in CONDITIONS or all(value in self._owned for value in _states(op)):
+        if all(value in self._owned.own for value in _states(op)):
             return super().once(op)
+        if op.type not in CONDITIONS:
+            with tf.device(self._owned.home):
+                return super().once(op)
 
-        def branch(name: str) -> Callable[[], tf.Tensor]:
-            (graph,) = called_graphs(op.source, name)
-            pairs = zip(graph.inputs, op.inputs[1:], strict=True)
-            ops, _ = flatten(graph, {id(tensor): value for tensor, value in pairs})
+        branches = [self._branch(op, name) for name in ("then_branch", "else_branch")]
+        read = [value for ops in branches for each in ops for value in each.inputs]
+        given = {v: self.read(v, WHOLE) for v in dict.fromkeys(read) if v in op.inputs}
 
-            def run() -> tf.Tensor:
-                inner = OwnedContext(self.place, self.read, self._owned)
-                inner.run(closure(ops, self._owned, has_scalars=True))
-                return tf.constant(0)
+        def run(ops: Sequence[Op]) -> tf.Tensor:
+            self.inside(self.place, lambda value, need: given[value]).run(ops)
+            return tf.constant(0)
 
-            return run
-
-        tf.cond(self.read(op.inputs[0], WHOLE), branch("then_branch"), branch("else_branch"))
+        is_first = self.read(op.inputs[0], WHOLE)
+        tf.cond(is_first, *(functools.partial(run, ops) for ops in branches))
         return [None] * len(op.outputs)
+
+    def _branch(self, op: Op, name: str) -> list[Op]:
+        """Returns those operations of a branch that the device runs."""
+        (graph,) = called_graphs(op.source, name)
+        pairs = zip(graph.inputs, op.inputs[1:], strict=True)
+        ops, _ = flatten(graph, {id(tensor): value for tensor, value in pairs})
+        return closure(ops, self._owned, has_scalars=True)
 
 
 class _Piece:
     """What one device runs of a meeting."""
 
     def __init__(
-        self, parts: Sequence[Sequence[Op]], owned: Collection[Value]
+        self, parts: Sequence[Sequence[Op]], owned: Owned
     ) -> None:
         """parts: the operations before, in and after the compiled program."""
         self.owned = owned
         before, compiled, after = parts
         self.before = closure(before, owned, has_scalars=False)
         self.after = closure(after, owned, has_scalars=False)
-        is_whole = all(value in owned for op in compiled for value in _states(op))
+        is_whole = all(value in owned.own for op in compiled for value in _states(op))
         program = list(compiled) if is_whole else closure(compiled, owned, has_scalars=True)
         self.program = Program(program, {v for op in self.after for v in op.inputs})
         self.ops = [*self.before, *program, *self.after]
@@ -155,13 +178,14 @@ class MirroredMeeting(Meeting):
     ) -> None:  # fmt: skip
         """copied: the variables with copies, by the values of their handles."""
         super().__init__(ops, read_after)
-        self._copies, self._copied = copies, copied
+        self._copies, self._copied, self._all_read = copies, copied, self._read
         parts = [self._before, self._program.ops, self._after]
         self._pieces: dict[int, _Piece] = {}  # by the index of a device
         if not any(_assigns(op) and set(_states(op)) & set(copied) for op in ops):
             return
         for k in range(int(not copies.is_sharded), len(copies.devices)):
-            owned = {value for value, v in copied.items() if self._is_updated_on(k, v)}
+            own = {value for value, v in copied.items() if self._is_updated_on(k, v)}
+            owned = Owned(own, copied.keys() - own, copies.devices[0])
             self._pieces[k] = _Piece(parts, owned)
         if copies.is_sharded:
             self._leave_to_owners(read_after)
@@ -193,6 +217,8 @@ class MirroredMeeting(Meeting):
 
     def call(self, run: Run) -> None:
         home, devices = run.machine.home, self._copies.devices
+        if not run.machine.exchange.is_alone:
+            run.add_up(self._all_read)  # workers meet alike, however many devices each has
         contexts = self._contexts(run)
 
         def tree(value: Value) -> Tree:
@@ -244,7 +270,7 @@ class MirroredMeeting(Meeting):
             own = [
                 copies.of(self._copied[value])
                 for value in changed
-                if value in piece.owned and copies.is_sent(self._copied[value])
+                if value in piece.owned.own and copies.is_sent(self._copied[value])
             ]
             with tf.device(copies.devices[k]):
                 values = [variables[k].read_value() for variables in own]

@@ -17,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from towers.divide.facts import EACH, ONCE, OWN, SIZE, WHOLE, Each, Op
+from towers.divide.flat import MARKER
 from towers.machine.keras_internals import all_layers, moments_of, moments_replaced
 
 _numbers = itertools.count()
@@ -57,7 +58,7 @@ def _marked(original: Moments, markers: dict[str, Marked]) -> Moments:
 
     def mark(compute: Callable[..., list[tf.Tensor]], inputs: list[tf.Tensor]) -> list[tf.Tensor]:
         results = compute(*inputs)
-        name = f"own_moments_{next(_numbers)}"
+        name = f"{MARKER}{next(_numbers)}"
         markers[name] = Marked(len(results), compute)
         return tf.identity_n([*results, *inputs], name=name)[: len(results)]
 

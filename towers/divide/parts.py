@@ -50,8 +50,6 @@ def parts_of(
         if not _follows_from_rows(value):
             pairs = zip(same(value), shares, strict=True)
             return [each * tf.cast(share, each.dtype) for each, share in pairs]
-        if op.type == "IdentityN":
-            return terms(op.inputs[value.index])
         if op.type in _JOINED:
             given = [terms(each) for each in op.inputs]
         elif op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
@@ -78,8 +76,6 @@ def leaves(value: Value) -> list[Value]:
     op = value.op
     if value.fact in (PART, rows(0)) or not _follows_from_rows(value):
         return [value]
-    if op.type == "IdentityN":
-        return leaves(op.inputs[value.index])
     if op.type in _JOINED:
         return [leaf for each in op.inputs for leaf in leaves(each)]
     if op.type in _LINEAR and _follows_from_rows(op.inputs[0]):

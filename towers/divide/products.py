@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from towers.divide.facts import ONCE, PART, SIZE, WHOLE, Op, Value
 
 FACTORS = ("Mul", "RealDiv", "Div", "DivNoNan")
-_COPIES = ("Identity", "IdentityN")  # tf.custom_gradient makes one of all its results
 
 
 def multiply_sums(ops: Sequence[Op]) -> None:
@@ -26,7 +25,7 @@ def multiply_sums(ops: Sequence[Op]) -> None:
             continue
         is_sum = set(op.each.facts) <= {PART, ONCE}
         is_known = {value.fact for value in op.inputs} <= {PART, ONCE, SIZE}  # in all towers alike
-        is_moved = op.type in (*FACTORS, *_COPIES) and is_sum and is_known
+        is_moved = op.type in (*FACTORS, "Identity") and is_sum and is_known
         if is_moved and read_in_towers.isdisjoint(op.outputs):
             op.each = None
             for value in op.outputs:

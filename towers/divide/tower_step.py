@@ -58,6 +58,8 @@ class TowerStep:
     traces: the functions of steps in the order of their traces; each takes any number of rows.
     """
 
+    takes_elements = False  # but x, y and sample_weight
+
     @names_checked
     def __init__(
         self, model: keras.Model, optimizer: Any = COMPILED, loss: Any = COMPILED, *,

@@ -245,7 +245,7 @@ def _machine(model: keras.Model) -> Machine:
         )
         towers.optimizer = optimizer
         towers.machine = Machine(
-            devices, exchange, state_lib.variables_device(model), policy,
+            devices, exchange, parameter_device_of(model), policy,
             takes_first=towers.batch_norm == "tower0", copies=copies,
         )  # fmt: skip
     return towers.machine

@@ -11,6 +11,7 @@ one more thread:  [ batch 2: to devices  ]   [ batch 3: to devices  ] ...
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -28,7 +29,7 @@ from towers.step import TowerStep
 from towers.step.checks import check_arrays, readable
 from towers.step.errors import first_error, run_in_turn
 from towers.step.gathering import NeedsOtherTowers
-from towers.step.prefetch import prefetched
+from towers.step.prefetch import placed_ahead
 from towers.step.structures import batch_specs
 from towers.workers.watch import watched
 from towers.workers.workers import join_workers
@@ -37,13 +38,18 @@ from towers.workers.workers import join_workers
 class PlacedBatches:
     """A train function for Keras' loop: takes an iterator and trains on its next batches."""
 
-    def __init__(self, step: TowerStep, num_steps: int) -> None:
-        """num_steps: the number of batches for each call, Keras' `steps_per_execution`."""
-        self._step, self._num_steps = step, num_steps
+    def __init__(
+        self, step: TowerStep | DividedStep, num_steps: int, watch: Callable[[Any], Any]
+    ) -> None:
+        """
+        num_steps: the number of batches for each call, Keras' `steps_per_execution`. watch: returns
+            the context in which the step runs on a batch.
+        """
+        self._step, self._num_steps, self._watch = step, num_steps, watch
         self._iterator: Any = None
         self._batches: Iterator[Any] = iter(())
 
-    def __call__(self, iterator: Any) -> dict[str, tf.Tensor]:
+    def __call__(self, iterator: Any) -> Any:
         """Trains on the next batches and returns the logs; raises StopIteration if none is left."""
         if iterator is not self._iterator:
             self._iterator = iterator
@@ -52,11 +58,16 @@ class PlacedBatches:
                     lambda v: None if isinstance(v, tf.experimental.Optional) else v, element
                 ) for element in iterator
             )
-            self._batches = prefetched(self._step, present)
+            is_placed = self._step.policy.prefetch_to_devices
+            self._batches = placed_ahead(self._step if is_placed else None, present)
         logs = None
-        for batch in itertools.islice(self._batches, self._num_steps):
-            with readable():
-                logs = self._step.train_batch(**batch._asdict())
+        for element, placed in itertools.islice(self._batches, self._num_steps):
+            with readable(), self._watch(element):
+                if isinstance(self._step, DividedStep):
+                    logs = self._step.run(element, placed)
+                else:
+                    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
+                    logs = self._step.train_batch(x, y, sample_weight, placed)
         if logs is None:
             raise StopIteration
         return logs
@@ -91,20 +102,28 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
         with hang.tracing(f"the first {name} step's making"):
             data = _make_variables(model, name, data)
             made: Callable = call
-            if (
-                name == "train" and isinstance(data, tf.data.Iterator) and towers.step is not None
-                and custom_step_of(model, name) is None and (
-                    towers.noise_scale
-                    or model.steps_per_execution == 1 and towers.step.policy.prefetch_to_devices
-                )
+            step: Any = custom_step_of(model, name) or towers.step
+            is_ahead = model.steps_per_execution == 1 and step.policy.prefetch_to_devices
+            if name == "train" and isinstance(data, tf.data.Iterator) and (
+                towers.noise_scale or is_ahead
             ):
-                made = PlacedBatches(towers.step, model.steps_per_execution)
+                watch = functools.partial(_watched_batch, step)
+                made = PlacedBatches(step, model.steps_per_execution, watch)
             setattr(model, attribute, made)
         results = made(data)
         _warn_of_what_ran_once(model, name)
         return results
 
     setattr(model, attribute, first_call)
+
+
+@contextmanager
+def _watched_batch(step: TowerStep | DividedStep, data: Any) -> Iterator[None]:
+    """Watches a step on one batch for lost workers, and for the first error of its towers."""
+    undivided = getattr(step, "run_undivided", lambda data: None)
+    in_turn = functools.partial(undivided, data)
+    with watched(join_workers(), "a train step"), first_error(in_turn):
+        yield
 
 
 def ran_once(model: keras.Model) -> list[RanOnce]:

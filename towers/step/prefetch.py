@@ -17,8 +17,9 @@ from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.checks import check_rows
 from towers.step.sharding import BatchValues, shard_batch
-from towers.step.structures import any_rows, as_tensor, components, map_tensors, packed
-from towers.step.tower_step import TowerStep
+from towers.step.structures import (
+    any_rows, as_tensor, components, is_composite, map_tensors, packed
+)
 
 
 # A global batch, and its shards on their devices or None: arguments of `TowerStep.train_batch`.
@@ -26,11 +27,14 @@ Batch = namedtuple("Batch", ["x", "y", "placed"])
 WeightedBatch = namedtuple("WeightedBatch", ["x", "y", "sample_weight", "placed"])
 
 
-def place(step: TowerStep, batch: BatchValues) -> list[BatchValues]:
-    """Copies the shards of this worker's towers to their devices, concurrently; returns them."""
+def place(step: Any, batch: Any) -> list[Any]:
+    """Copies the shards of this worker's towers to their devices, concurrently; returns them.
+
+    step: a TowerStep or DividedStep. batch: any structure of rows for the second.
+    """
     with tf.device(HOST):
         tensors = map_tensors(as_tensor, batch)
-    check_rows(*tensors)
+    check_rows(*tensors if isinstance(tensors, tuple) else [tensors])
     specs = map_tensors(any_rows, tensors)
     devices = dict(zip(step.local_towers, step.tower_devices, strict=True))
     how = specs, step.num_towers, devices, step.stages.groups if step.stages else {}
@@ -55,15 +59,17 @@ def _place_all(
         shards = shard_batch(packed(specs, iter(tensors)), num_towers)
     placed: list[tf.Tensor] = []
     for tower, device in devices.items():
-        x, *others = shards[tower].values
-        for values, place in ((x, device), (others, groups.get(device, [device])[-1])):
-            with tf.device(place):
-                placed += map(tf.identity, components(values))
+        values = shards[tower].values
+        x, *others = values if isinstance(values, tuple) else (values,)
+        for part, place in ((x, device), (others, groups.get(device, [device])[-1])):
+            for value in tf.nest.flatten(part):
+                with tf.device(HOST if is_composite(value) else place):
+                    placed += map(tf.identity, components(value))
     return placed
 
 
 def prefetched(
-    step: TowerStep, batches: Iterable[Any], *, to_devices: bool | None = None
+    step: Any, batches: Iterable[Any], *, to_devices: bool | None = None
 ) -> Iterator[Any]:
     """Yields each batch with its shards copied to their devices while the step before it runs.
 
@@ -80,15 +86,28 @@ def prefetched(
     """
     if to_devices is None:
         to_devices = step.policy.prefetch_to_devices
-    iterator = map(lambda element: _batch(element, step if to_devices else None), batches)
-    if not to_devices:
-        yield from _reading(iterator)
+    for element, placed in placed_ahead(step if to_devices else None, batches):
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
+        if sample_weight is None:
+            yield Batch(x, y, placed)
+        else:
+            yield WeightedBatch(x, y, sample_weight, placed)
+
+
+def placed_ahead(step: Any, elements: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yields (element, its shards on their devices); the next one is placed at the same time.
+
+    step: None yields (element, None).
+    """
+    if step is None:
+        yield from ((element, None) for element in _reading(iter(elements)))
         return
+    iterator = map(lambda element: (element, place(step, _parts_of(step, element))), elements)
     with ThreadPoolExecutor(1) as thread:
         ahead = thread.submit(next, iterator, None)
-        for batch in _reading(iter(lambda: ahead.result(), None)):
+        for pair in _reading(iter(lambda: ahead.result(), None)):
             ahead = thread.submit(next, iterator, None)
-            yield batch
+            yield pair
 
 
 def _reading(batches: Iterator[Any]) -> Iterator[Any]:
@@ -101,9 +120,6 @@ def _reading(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _batch(element: Any, step: TowerStep | None) -> Batch | WeightedBatch:
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
-    placed = None if step is None else place(step, (x, y, sample_weight))
-    if sample_weight is None:
-        return Batch(x, y, placed)
-    return WeightedBatch(x, y, sample_weight, placed)
+def _parts_of(step: Any, element: Any) -> Any:
+    """Returns what a step takes: x, y and sample_weight, or the element as it is."""
+    return element if step.takes_elements else keras.utils.unpack_x_y_sample_weight(element)

@@ -34,6 +34,8 @@ class TowerStep(Step):
     traces: the traced functions in the order of their traces; each takes any number of rows.
     """
 
+    takes_elements = False
+
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.traces: list[Any] = []
