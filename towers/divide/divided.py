@@ -19,6 +19,7 @@ from towers.divide.meetings import Meeting
 from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import phases_of
+from towers.divide.pipeline import Pipeline, levels_of
 from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
@@ -63,10 +64,17 @@ class Divided:
         for value in read_at_end:
             for source in roots(value) if value.fact == SIZE else [value]:
                 read_in[source].add(_END)
-        self._phases: list[Stage | Meeting] = []
+        self._phases: list[Stage | Pipeline | Meeting] = []
+        stages = machine.stages
+        levels = {} if stages is None else levels_of(self.ops, stages.num_stages)
         for phase, ops in sorted(phases.items()):
             read_after = {value for value, read in read_in.items() if read - {phase}}
-            self._phases.append((Meeting if phase % 2 else Stage)(ops, read_after))
+            if phase % 2:
+                self._phases.append(Meeting(ops, read_after))
+            elif stages is None:
+                self._phases.append(Stage(ops, read_after))
+            else:
+                self._phases.append(Pipeline(ops, read_after, levels, stages))
 
     def _analyse(self) -> None:
         """Decides what runs in towers. Lists that turn out to be needed whole then run once."""

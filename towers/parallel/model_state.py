@@ -23,6 +23,7 @@ from towers.step.compiled import COMPILED, losses
 from towers.step.errors import NewestBatch
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics, call_compute_loss, overrides
+from towers.step.stages import check_compiled, make_stages
 from towers.step.xla import FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
 
@@ -201,25 +202,27 @@ def custom_step_of(
 def _divided_step(model: keras.Model, name: str) -> DividedStep:
     """Returns the runner of a step with TOWERS_DIVIDE=1, or raises ValueError for its options."""
     towers = towers_of(model)
-    check_divisible(**{
-        "strategy": towers.strategy != "parameter_server",
-        "gpus_per_tower": towers.gpus_per_tower > 1,
-    })
+    check_divisible(strategy=towers.strategy != "parameter_server")
+    stages = make_stages(
+        model, towers.devices, towers.gpus_per_tower, towers.stages, strategy=towers.strategy,
+        jit_compile=towers.jit_compile,
+    )
+    firsts = list(stages.groups) if stages else towers.devices
     compiles = False
     if not overrides(model, f"{name}_step"):
         loss = losses(model)[0] if model.compiled else None
-        compiles = bool(uses_xla(
+        compiles = bool(check_compiled(stages, uses_xla(
             model, towers.devices, towers.jit_compile, towers.num_towers, loss, towers.batch_norm
-        ))  # fmt: skip
+        )))  # fmt: skip
         if name == "train" and model.built and not model.optimizer.built:
             with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
                 model.optimizer.build(model.trainable_variables)
     exchange = make_exchange(towers.workers, towers.num_towers, towers.own_rows)
     machine = Machine(
-        place_towers(len(exchange.local_towers), towers.devices), exchange,
+        place_towers(len(exchange.local_towers), firsts), exchange,
         state_lib.variables_device(model), policy_of(towers.devices),
         functools.partial(towers.full_batch.compiled, name) if compiles else None,
-        takes_first=towers.batch_norm == "tower0",
+        takes_first=towers.batch_norm == "tower0", stages=stages,
     )  # fmt: skip
     return DividedStep(
         method_of(model, f"{name}_step"), machine, cluster=towers.workers, model=model,
