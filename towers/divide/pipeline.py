@@ -32,8 +32,10 @@ def levels_of(ops: Sequence[Op], num_stages: int) -> dict[Op, int]:
 
     The level of stage s is s forward and 2 * (S - 1) - s backward. Outside of all layers, a forward
     operation has the last level of its inputs. A backward one, such as the gradient of an activity
-    regularizer, has the backward level of the first stage whose forward values it reads. Both have
-    the first level of their readers if they read only the batch and whole values.
+    regularizer, has the backward level of the first stage whose forward values it reads.
+
+    Operations that read only the batch and whole values have the first level of their readers. The
+    exception is a forward operation of a layer.
 
     ops: all operations of a step, in an order that they can run in.
     """
@@ -51,7 +53,7 @@ def levels_of(ops: Sequence[Op], num_stages: int) -> dict[Op, int]:
             ]  # fmt: skip
         if is_backward:
             stages = [2 * (num_stages - 1) - stage for stage in stages]
-        if found or stages:
+        if found or stages and not is_backward:  # a loop reads empty lists that its gradient made
             levels[op] = max([*found, *stages])
     first_read: dict[Op, int] = {}
     for op in reversed(in_towers):

@@ -20,7 +20,7 @@ from towers.machine.devices import CPU, HOST, Policy
 from towers.step.averaging import Tree, add_tree
 from towers.step.exchange import Exchange
 from towers.step.stages import Stages
-from towers.step.structures import SPLIT
+from towers.step.structures import SPLIT, SUM
 from towers.step.transfers import spread
 
 FullShards: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -143,7 +143,7 @@ class Run:
 
     def _reduce(self, values: list[list[Any]], devices: Sequence[str]) -> Tree:
         machine = self.machine
-        with tf.device(machine.home):
+        with tf.name_scope(f"{SUM}/"), tf.device(machine.home):
             return machine.exchange.reduce(
                 values, devices, add_on_devices=machine.policy.add_on_devices,
                 parameter_device=machine.home, packed=machine.policy.pack_transfers,
