@@ -149,8 +149,8 @@ def test_a_device_computes_its_own_stage_and_adds_its_gradients():
     first, second, third = (["CPU:0", "CPU:3"], ["CPU:1", "CPU:4"], ["CPU:2", "CPU:5"])
     places = sorted(sorted(devices) for devices in calls.values())
     assert places == sorted(sorted(2 * each) for each in (first, first, second, second, third))
-    # ((0 1) (2 3)): three additions of each stage's two gradients. The last stage adds the loss, too,
-    # and if it is divided, the loss for its running mean.
+    # ((0 1) (2 3)): three additions of each stage's two gradients. The last stage adds the loss,
+    # too, and if it is divided, the loss for its running mean.
     in_last = 4 if is_switched_on() else 3
     assert additions == {
         "CPU:0": 2 * 2, "CPU:3": 2, "CPU:1": 2 * 2, "CPU:4": 2, "CPU:2": in_last * 2,
