@@ -388,7 +388,7 @@ def test_prefetched_batches_are_cut_by_the_step():
 
 
 @pytest.mark.parametrize("option", [
-    {"strategy": "mirrored"}, {"gpus_per_tower": 2}, {"own_rows": True},
+    {"strategy": "mirrored"}, {"own_rows": True},
 ])
 def test_an_option_that_divided_steps_lack_is_an_error(option):
     with pytest.raises(ValueError, match=f"TOWERS_DIVIDE=1 cannot be .* {next(iter(option))} yet"):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import warnings
 import time
+import unittest.mock
 
 import keras
 import numpy as np
@@ -18,6 +19,9 @@ import tensorflow as tf
 
 import towers
 from tests.step.stage_models import MODELS, bits
+from towers.divide.facts import OWN
+from towers.divide.rule import RULES
+from towers.divide.switch import is_switched_on
 from towers.machine.devices import CPU, GPU
 from towers.step.stages import Stages, balanced, check_stages, one_forward_one_backward
 
@@ -87,7 +91,6 @@ class OwnCall(keras.Model):
     ({"stages": "dense_1"}, "a list of layers' names"),
     ({"stages": [1]}, "a list of layers' names"),
     ({"strategy": "mirrored"}, "does not go with strategy=mirrored"),
-    ({"batch_norm": "synchronized"}, "does not go with batch_norm=synchronized"),
 ])
 def test_options_that_contradict_each_other_are_errors(options, error):
     """By TowerStep and by make_parallel alike."""
@@ -101,8 +104,6 @@ def test_options_that_contradict_each_other_are_errors(options, error):
 @pytest.mark.parametrize(("model", "error"), [
     (lambda: chain(4), "more than the 1 layers"),
     (OwnCall, "has a custom `call`.*gpus_per_tower=1"),
-    (lambda: keras.Sequential([keras.Input((4,)), L.Dense(4),
-                               L.BatchNormalization(synchronized=True)]), "synchronized=True"),
 ])
 def test_models_without_stages_are_errors(model, error):
     model = model()
@@ -148,9 +149,12 @@ def test_a_device_computes_its_own_stage_and_adds_its_gradients():
     first, second, third = (["CPU:0", "CPU:3"], ["CPU:1", "CPU:4"], ["CPU:2", "CPU:5"])
     places = sorted(sorted(devices) for devices in calls.values())
     assert places == sorted(sorted(2 * each) for each in (first, first, second, second, third))
-    # ((0 1) (2 3)): of each stage's two gradients three additions; in the last, of the loss, too
+    # ((0 1) (2 3)): three additions of each stage's two gradients. The last stage adds the loss,
+    # too, and if it is divided, the loss for its running mean.
+    in_last = 4 if is_switched_on() else 3
     assert additions == {
-        "CPU:0": 2 * 2, "CPU:3": 2, "CPU:1": 2 * 2, "CPU:4": 2, "CPU:2": 3 * 2, "CPU:5": 3}
+        "CPU:0": 2 * 2, "CPU:3": 2, "CPU:1": 2 * 2, "CPU:4": 2, "CPU:2": in_last * 2,
+        "CPU:5": in_last}
 
 
 class Sleeps(L.Layer):
@@ -159,22 +163,30 @@ class Sleeps(L.Layer):
     noted: list = []
     SECONDS = 0.04
 
-    def sleep(self, x):
+    @classmethod
+    def sleep(cls, x):
         begin = time.perf_counter()
-        time.sleep(self.SECONDS)
-        self.noted.append((begin, time.perf_counter()))
+        time.sleep(cls.SECONDS)
+        cls.noted.append((begin, time.perf_counter()))
         return x
 
     def call(self, x):
         @tf.custom_gradient
         def slept(x):
-            def asleep(value):
-                slept = tf.numpy_function(self.sleep, [value], x.dtype, stateful=False)
-                return tf.ensure_shape(slept, x.shape)
-
-            return asleep(x), asleep
+            asleep = tf.raw_ops.Snapshot if is_switched_on() else self.asleep
+            return asleep(input=x), lambda gradient: asleep(input=gradient)
 
         return slept(x)
+
+    @classmethod
+    def asleep(cls, input):
+        slept = tf.numpy_function(cls.sleep, [input], input.dtype, stateful=False)
+        return tf.ensure_shape(slept, input.shape)
+
+
+def asleep_in_towers(look):
+    """Runs a Snapshot as a sleep of each tower, because a call of Python runs once."""
+    return look.each([OWN], look.fact(0), emit=lambda _, op, values: [Sleeps.asleep(*values)])
 
 
 def share_waited(num_stages, num_towers):
@@ -187,7 +199,8 @@ def share_waited(num_stages, num_towers):
         stages=[layer.name for layer in layers[2::2]],
     )
     x = np.ones([num_towers, 2])
-    step.train_batch(x, x)
+    with unittest.mock.patch.dict(RULES, Snapshot=asleep_in_towers):
+        step.train_batch(x, x)
     shares = []
     for _ in range(3):
         Sleeps.noted = []

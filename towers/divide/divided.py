@@ -22,6 +22,7 @@ from towers.divide.mirrored import MirroredMeeting, copied_variables
 from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import phases_of
+from towers.divide.pipeline import Pipeline, levels_of
 from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
@@ -67,10 +68,17 @@ class Divided:
             for source in roots(value) if value.fact == SIZE else [value]:
                 read_in[source].add(_END)
         meet = self._meetings([ops for phase, ops in phases.items() if phase % 2])
-        self._phases: list[Stage | Meeting] = []
+        stages = machine.stages
+        levels = {} if stages is None else levels_of(self.ops, stages.num_stages)
+        self._phases: list[Stage | Pipeline | Meeting] = []
         for phase, ops in sorted(phases.items()):
             read_after = {value for value, read in read_in.items() if read - {phase}}
-            self._phases.append((meet if phase % 2 else Stage)(ops, read_after))
+            if phase % 2:
+                self._phases.append(meet(ops, read_after))
+            elif stages is None:
+                self._phases.append(Stage(ops, read_after))
+            else:
+                self._phases.append(Pipeline(ops, read_after, levels, stages))
 
     def _meetings(self, meetings: Sequence[Sequence[Op]]) -> Callable[..., Meeting]:
         """Returns what makes a meeting: on several devices, if they have copies of variables."""

@@ -77,10 +77,11 @@ class DividedStep:
         return self.traces[key]
 
     def _trace(self, specs: Any) -> tuple[Any, Divided]:
-        flat = components(specs)
+        flat, stages = components(specs), self._machine.stages
 
         def step(*data: tf.Tensor) -> Any:  # "data" as in Keras, in the names of messages
-            return self._step(packed(specs, iter(data)))
+            with nullcontext() if stages is None else stages.scopes():
+                return self._step(packed(specs, iter(data)))
 
         # Not under tf.init_scope, which stops gradient tapes.
         marks: AbstractContextManager[dict[str, Marked]] = nullcontext({})
@@ -195,6 +196,7 @@ class DividedStep:
         """Raises ValueError if workers differ in versions, settings or the step's variables."""
         settings = {
             "num_towers": self._machine.exchange.num_towers, "batch_norm": self._batch_norm,
+            "stages": self._machine.stages.names if self._machine.stages else None,
         }  # fmt: skip
         variables = list(map(RawVariable, self.variables))
         checks.check_agreement(self._cluster, variables, settings)

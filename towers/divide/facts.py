@@ -103,6 +103,7 @@ class Op:
     """An operation of the flattened trace. Operations are numbered in the order of the trace.
 
     source: the traced operation, which has the attributes and the user's line.
+    path: the name of the source, behind the names of the calls that it is in.
     """
 
     name: str
@@ -111,6 +112,7 @@ class Op:
     inputs: list[Value]
     outputs: list[Value]
     each: "Each | None" = None  # None: it runs once
+    path: str = ""
 
     @property
     def is_stateful(self) -> bool:

@@ -21,7 +21,7 @@ MARKER = "own_moments_"  # begins the names of operations that mark statistics, 
 
 def new_op(kind: str, source: tf.Operation, inputs: Sequence[Value], outputs: Iterable[Any]) -> Op:
     """Returns an operation with new outputs, which have the types and shapes of `outputs`."""
-    op = Op(f"o{next(_numbers)}", kind, source, list(inputs), [])
+    op = Op(f"o{next(_numbers)}", kind, source, list(inputs), [], path=source.name)
     op.outputs = [Value(op, i, tensor.dtype, tensor.shape) for i, tensor in enumerate(outputs)]
     return op
 
@@ -42,12 +42,16 @@ def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Valu
         if called:
             arguments = {id(t): v for t, v in zip(called[0].inputs, inputs, strict=True)}
             inner, results = flatten(called[0], arguments)
+            for op in inner:
+                op.path = f"{operation.name}/{op.path}"
             ops += inner
             results = results[: len(operation.outputs)]  # a second gradient adds outputs later
         elif operation.type == "IdentityN" and MARKER not in operation.name:
             results = inputs  # tf.custom_gradient makes one of all its results
         elif operation.type == "ResourceGather":
             added, results = _as_gather(operation, inputs)
+            for op in added:
+                op.path = operation.name  # the new sources are in no name scope
             ops += added
         elif operation.type == "ShapeN":
             added, results = _as_shapes(operation, inputs)

@@ -20,7 +20,8 @@ from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Value
 from towers.machine.devices import CPU, HOST, Policy
 from towers.step.averaging import Tree, add_tree
 from towers.step.exchange import Exchange
-from towers.step.structures import SPLIT
+from towers.step.stages import Stages
+from towers.step.structures import SPLIT, SUM
 from towers.step.transfers import spread
 
 FullShards: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
@@ -30,12 +31,14 @@ FullShards: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
 class Machine:
     """Says where a step runs.
 
-    devices: the device of each of this worker's towers. exchange: joins the workers' values.
+    devices: the device of each of this worker's towers; with stages, the first device of its group.
+    exchange: joins the workers' values.
     home: the parameter device, where whole values are. policy: how devices are used.
     full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
     takes_first: whether a statistic that each tower has is tower 0's if it is read whole, instead
         of the average over all rows.
     copies: of the parameters, on the devices.
+    stages: the stages of the layers, each on another device of a tower's group; None: one stage.
     """
 
     devices: Sequence[str]
@@ -45,13 +48,15 @@ class Machine:
     full_batch: FullShards | None = None
     takes_first: bool = False
     copies: Copies | NoCopies = field(default_factory=NoCopies)
+    stages: Stages | None = None
 
 
 class Run:
     """Holds the values of one call: whole values, and those of each of this worker's towers.
 
     counts: the numbers of rows of all T towers. total: their sum. ends: by device, the end of the
-    last call of a tower, for devices whose towers take turns.
+    last call of a tower, for devices whose towers take turns. places_of: the device on which each
+    tower makes a value, for values that are made in stages.
     """
 
     def __init__(
@@ -86,6 +91,7 @@ class Run:
         self.whole.values.update((v, tensor) for v, tensor in given.items() if v not in apart)
         self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
         self.ends: dict[str, tf.Operation] = {}
+        self.places_of: dict[Value, Sequence[str]] = {}
         self._met: dict[Value, Any] = {}
         self._trees: dict[Value, Tree] = {}
         self._real_parts: dict[Value, list[Any]] = {}
@@ -119,10 +125,13 @@ class Run:
         known = (self._trees, self._met, self.whole.values)
         parts = dict.fromkeys(v for v in values if v.fact == PART)
         new = [v for v in parts if all(v not in found for found in known)]
-        if new:
-            own = [self.values_for(value, OWN) for value in new]
-            tree = self._reduce(list(map(list, zip(*own, strict=True))))
-            self._trees.update((value, _of(tree, i)) for i, value in enumerate(new))
+        by_devices: dict[tuple[str, ...], list[Value]] = {}
+        for value in new:
+            by_devices.setdefault(tuple(self._devices_of(value)), []).append(value)
+        for devices, group in by_devices.items():
+            own = [self.values_for(value, OWN) for value in group]
+            tree = self._reduce(list(map(list, zip(*own, strict=True))), devices)
+            self._trees.update((value, _of(tree, i)) for i, value in enumerate(group))
 
     def know(self, sums: Mapping[Value, Any]) -> None:
         """Takes sums that have been made already, on the parameter device."""
@@ -135,11 +144,15 @@ class Run:
         self.add_up([value])
         return self._trees[value]
 
-    def _reduce(self, values: list[list[Any]]) -> Tree:
+    def _devices_of(self, value: Value) -> Sequence[str]:
+        """Returns the device on which each tower has a value."""
+        return self.places_of.get(value, self.machine.devices)
+
+    def _reduce(self, values: list[list[Any]], devices: Sequence[str]) -> Tree:
         machine = self.machine
-        with tf.device(machine.home):
+        with tf.name_scope(f"{SUM}/"), tf.device(machine.home):
             return machine.exchange.reduce(
-                values, machine.devices, add_on_devices=machine.policy.add_on_devices,
+                values, devices, add_on_devices=machine.policy.add_on_devices,
                 parameter_device=machine.home, packed=machine.policy.pack_transfers,
             )
 
@@ -152,7 +165,7 @@ class Run:
         for each, place in zip(own, self.places, strict=True):
             share = tf.cast(place.count / self.total, value.dtype)
             weighted.append([tf.where(place.has_rows, each * share, tf.zeros_like(each))])
-        return add_tree(self._reduce(weighted))[0]
+        return add_tree(self._reduce(weighted, self._devices_of(value)))[0]
 
     def _joined(self, value: Value) -> Any:
         """Returns the rows of all towers, in order."""
@@ -172,7 +185,7 @@ class Run:
         if value not in self._real_parts:
             found = []
             for t, own, place, device in zip(
-                self.machine.exchange.local_towers, parts, self.places, self.machine.devices,
+                self.machine.exchange.local_towers, parts, self.places, self._devices_of(value),
                 strict=True,
             ):  # fmt: skip
                 if t > 0:  # tower 0 has a row of every batch
@@ -193,13 +206,19 @@ class Run:
 
     # What is whole goes to the towers.
 
-    def values_for(self, value: Value, need: Need) -> list[Any]:
-        """Returns, for each tower, a value as a stage reads it."""
+    def values_for(
+        self, value: Value, need: Need, devices: Sequence[str] | None = None
+    ) -> list[Any]:
+        """Returns, for each tower, a value as a stage reads it.
+
+        devices: the device on which each tower reads it. Default: `Machine.devices`.
+        """
         if need == OWN and value in self.towers[0]:
             return [tower[value] for tower in self.towers]
         if need in (OWN, WHOLE) and value.fact == ONCE or need == WHOLE:
             return [self._sent.get(device, {}).get(value) if value in self._sent.get(device, {})
-                    else self.whole.read(value, WHOLE) for device in self.machine.devices]
+                    else self.whole.read(value, WHOLE)
+                    for device in devices or self.machine.devices]
         axis = value.fact.axis if need == OWN else need.axis
         if (value, axis) not in self._shards:
             is_given = value in self._given
@@ -209,15 +228,15 @@ class Run:
                 self._shards[value, axis] = self._cut(whole, axis)
         return self._shards[value, axis]
 
-    def send(self, values: Iterable[Value]) -> None:
+    def send(self, values: Iterable[Value], devices: Sequence[str]) -> None:
         """Sends whole values to the devices of the towers, small ones packed."""
         machine = self.machine
         if not machine.policy.pack_transfers:
             return
-        known = self._sent.get(machine.devices[0], {})
+        known = self._sent.get(devices[0], {})
         new = [v for v in dict.fromkeys(values) if v not in known and v not in self.towers[0]]
         tensors = [self.whole.read(value, WHOLE) for value in new]
-        arrived = spread(tensors, machine.home, dict.fromkeys(machine.devices), packed=True)
+        arrived = spread(tensors, machine.home, dict.fromkeys(devices), packed=True)
         for device, found in arrived.items():
             self._sent.setdefault(device, {}).update(zip(new, found, strict=True))
 

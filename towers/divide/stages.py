@@ -18,12 +18,22 @@ _LARGE = 4096  # elements
 class Stage:
     """Computes a tower's part between two meetings: the same operations on each device."""
 
-    def __init__(self, ops: Sequence[Op], read_after: Collection[Value]) -> None:
-        """read_after: the values that operations of other phases read."""
+    def __init__(
+        self, ops: Sequence[Op], read_after: Collection[Value], before: Collection[Value] = ()
+    ) -> None:
+        """
+        Args:
+            ops: the operations, in an order that they can run in.
+            read_after: the values that operations of other phases or stages read.
+            before: the values that the tower has made since towers met.
+        """
         self._ops = ops
         own = {value for op in ops for value in op.outputs}
         found = (pair for op in ops for pair in reads(op) if pair[0] not in own)
-        self._inputs = list(dict.fromkeys(found))
+        inputs = list(dict.fromkeys(found))
+        self._passed = [pair for pair in inputs if pair[0] in before]
+        self._received = [pair for pair in inputs if pair[0] not in before]
+        self._inputs = [*self._received, *self._passed]
         self._outputs = [value for op in ops for value in op.outputs if value in read_after]
         ends = [*(value for value, _ in self._inputs), *self._outputs]
         self._is_loop = is_compiled_loop(ops, ends)
@@ -31,20 +41,35 @@ class Stage:
 
     def call(self, run: Run) -> None:
         """Computes the results of each tower, on its device."""
-        run.add_up(value for value, need in self._inputs if need == WHOLE)
-        run.send(value for value, need in self._inputs if need == WHOLE)
-        given = [run.values_for(value, need) for value, need in self._inputs]
-        machine = run.machine
-        for t, device in enumerate(machine.devices):
-            tower = machine.exchange.local_towers[t]
-            with tf.name_scope(f"tower_{tower}"), tf.device(device):
-                own = _in_turn(run, device, [values[t] for values in given])
-                results = self._results(run, t, own)
-                if machine.policy.take_turns:
-                    # Wait for an operation: inlining drops control edges from a call.
-                    ends = [tf.identity(v) for v in results if v.dtype.is_floating]
-                    run.ends[device] = tf.group(ends)
-            run.towers[t].update(zip(self._outputs, results, strict=True))
+        devices = run.machine.devices
+        received = self.receive(run, devices)
+        for t, device in enumerate(devices):
+            self.call_tower(run, t, device, received)
+
+    def receive(self, run: Run, devices: Sequence[str]) -> list[list[Any]]:
+        """Returns what the towers read of values from before they met, V values x T towers.
+
+        devices: the device on which each tower will be called.
+        """
+        run.add_up(value for value, need in self._received if need == WHOLE)
+        run.send([value for value, need in self._received if need == WHOLE], devices)
+        run.places_of.update(dict.fromkeys(self._outputs, devices))
+        return [run.values_for(value, need, devices) for value, need in self._received]
+
+    def call_tower(
+        self, run: Run, t: int, device: str, received: Sequence[Sequence[Any]]
+    ) -> None:
+        """Computes the results of this worker's tower t on a device, given what all receive."""
+        machine, own = run.machine, run.towers[t]
+        given = [*(values[t] for values in received), *(own[value] for value, _ in self._passed)]
+        tower = machine.exchange.local_towers[t]
+        with tf.name_scope(f"tower_{tower}"), tf.device(device):
+            results = self._results(run, t, _in_turn(run, device, given))
+            if machine.policy.take_turns:
+                # Wait for an operation: inlining drops control edges from a call.
+                ends = [tf.identity(v) for v in results if v.dtype.is_floating]
+                run.ends[device] = tf.group(ends)
+        own.update(zip(self._outputs, results, strict=True))
 
     def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
         """Calls the function of a tower, given what it reads."""

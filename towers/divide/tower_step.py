@@ -17,7 +17,6 @@ from towers.divide.copies import copies_of
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.ran_once import RanOnce, warn_of
 from towers.divide.run import Machine
-from towers.divide.switch import check_divisible
 from towers.divide.tower_results import error_of, measure_noise, towers_finite
 from towers.divide.trainable_flags import TrainableFlags
 from towers.divide.twin import twin_of
@@ -37,6 +36,7 @@ from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
 from towers.step.sharding import BatchValues, Placed, rows_of_towers
+from towers.step.stages import check_compiled, make_stages
 from towers.step.state import variables_device
 from towers.step.structures import any_rows, as_tensor, map_tensors
 from towers.step.xla import FullBatch, uses_xla
@@ -93,7 +93,11 @@ class TowerStep:
                 `compile` of Keras, False turns it off.
             batch_size: the number of examples in a full batch, whose towers XLA may compile.
                 Default: each batch is a full one.
-            strategy, gpus_per_tower, stages: only the defaults work yet.
+            strategy: only the default works yet.
+            gpus_per_tower: the number of devices that share the layers of one tower, in as many
+                stages. Any number gives the same bits.
+            stages: the names of the layers that begin the second and later stages. Default: stages
+                are balanced by the bytes of parameters and outputs.
             policy: how devices are used. Default: the policy for their kind, CPU or GPU.
             cluster: the workers that share the towers. Each makes the same step and passes the same
                 global batches. Default: the workers that the environment names.
@@ -114,13 +118,14 @@ class TowerStep:
         checks.check_choice("batch_norm", batch_norm or "average", choices.BATCH_NORM)
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
         checks.check_strategy(strategy)
-        check_divisible(
-            gpus_per_tower=gpus_per_tower > 1, stages=stages is not None,
-        )  # fmt: skip
         self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
+        self.stages = make_stages(
+            model, self.devices, gpus_per_tower, stages, strategy=strategy, jit_compile=jit_compile
+        )
+        firsts = list(self.stages.groups) if self.stages else self.devices
         self.cluster = join_workers() if cluster is None else cluster
-        self.num_towers = num_towers or self.cluster.num_workers * len(self.devices)
+        self.num_towers = num_towers or self.cluster.num_workers * len(firsts)
         checks.check_counts(self.num_towers, batch_size, noise_scale)
         self.exchange = make_exchange(self.cluster, self.num_towers, own_rows)
         self.local_towers = self.exchange.local_towers
@@ -128,7 +133,7 @@ class TowerStep:
         self.batch_norm = batch_norm or "synchronized"
         self._num_rows = batch_size or 1  # of the newest batch
         num_local = len(self.local_towers)
-        self.tower_devices = devices_lib.place_towers(num_local, self.devices)
+        self.tower_devices = devices_lib.place_towers(num_local, firsts)
         if devices is None and (shared := undivided_cpu(num_local, num_towers is not None)):
             warn_user(shared)
         self.policy = policy_of(self.devices) if policy is None else policy
@@ -140,10 +145,10 @@ class TowerStep:
         with tf.device(self.parameter_device):
             self.noise = NoiseMetric() if noise_scale else None
         find_rows = functools.partial(rows_of_towers, self.num_towers, self.local_towers)
-        self.stages, self.own_rows = None, find_rows if own_rows else None  # N -> bool [N]
-        self.uses_xla = uses_xla(
+        self.own_rows = find_rows if own_rows else None  # N -> bool [N]
+        self.uses_xla = check_compiled(self.stages, uses_xla(
             model, self.devices, jit_compile, self.num_towers, losses(self._twin)[0], batch_norm
-        )  # fmt: skip
+        ))  # fmt: skip
         self.strategy = copies_of(
             strategy, self.optimizer, self.trainable_variables, self.tower_devices, self.policy
         )  # fmt: skip
@@ -168,7 +173,7 @@ class TowerStep:
         compiled = functools.partial(self.full_batch.compiled, name) if self.uses_xla else None
         return Machine(
             self.tower_devices, self.exchange, self.parameter_device, self.policy, compiled,
-            takes_first=self.batch_norm == "tower0", copies=self.strategy,
+            takes_first=self.batch_norm == "tower0", copies=self.strategy, stages=self.stages,
         )  # fmt: skip
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:

@@ -111,11 +111,6 @@ _BACKWARD = "gradient_tape/"
 _RESOURCES = (tf.resource, tf.variant)  # rank 0, but not small: a loop's list of tensors
 
 
-def stage_scope(stage: int) -> str:
-    """Returns the name of the scope in which a stage's layers are traced."""
-    return f"stage_{stage}"
-
-
 class StageLevels(Dependence):
     """Finds the levels of a traced tower: forward of stage s is s, backward is 2 * (S - 1) - s.
 

@@ -15,7 +15,7 @@ from towers.divide import chosen
 from towers.divide.copies import NoCopies, copies_of
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.run import Machine
-from towers.divide.switch import check_divisible, is_switched_on
+from towers.divide.switch import is_switched_on
 from towers.machine.devices import place_towers, policy_of
 from towers.machine.keras_internals import all_layers
 from towers.machine.user_lines import warn_user
@@ -24,6 +24,7 @@ from towers.step.compiled import COMPILED, losses
 from towers.step.errors import NewestBatch
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics, call_compute_loss, overrides
+from towers.step.stages import check_compiled, make_stages
 from towers.step.xla import FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
 
@@ -212,20 +213,18 @@ def custom_step_of(
 def _divided_step(model: keras.Model, name: str) -> DividedStep:
     """Returns the runner of a step with TOWERS_DIVIDE=1, or raises ValueError for its options."""
     towers = towers_of(model)
-    check_divisible(**{"gpus_per_tower": towers.gpus_per_tower > 1})
-    compiles = False
-    if not overrides(model, f"{name}_step"):
+    is_keras = not overrides(model, f"{name}_step")
+    if is_keras and name == "train" and model.built and not model.optimizer.built:
+        with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
+            model.optimizer.build(model.trainable_variables)
+    compiles, machine = False, _machine(model)
+    if is_keras:
         loss = losses(model)[0] if model.compiled else None
-        compiles = bool(uses_xla(
+        compiles = bool(check_compiled(machine.stages, uses_xla(
             model, towers.devices, towers.jit_compile, towers.num_towers, loss, towers.batch_norm
-        ))  # fmt: skip
-        if name == "train" and model.built and not model.optimizer.built:
-            with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
-                model.optimizer.build(model.trainable_variables)
-    machine = replace(
-        _machine(model),
-        full_batch=functools.partial(towers.full_batch.compiled, name) if compiles else None,
-    )
+        )))  # fmt: skip
+    if compiles:
+        machine = replace(machine, full_batch=functools.partial(towers.full_batch.compiled, name))
     return DividedStep(
         method_of(model, f"{name}_step"), machine, cluster=towers.workers, model=model,
         batch_norm=towers.batch_norm,
@@ -237,8 +236,13 @@ def _machine(model: keras.Model) -> Machine:
     towers = towers_of(model)
     optimizer = model.optimizer if model.optimizer is not None and model.optimizer.built else None
     if towers.machine is None or towers.optimizer is not optimizer:
+        stages = make_stages(
+            model, towers.devices, towers.gpus_per_tower, towers.stages, strategy=towers.strategy,
+            jit_compile=towers.jit_compile,
+        )
+        firsts = list(stages.groups) if stages else towers.devices
         exchange = make_exchange(towers.workers, towers.num_towers, towers.own_rows)
-        devices = place_towers(len(exchange.local_towers), towers.devices)
+        devices = place_towers(len(exchange.local_towers), firsts)
         policy = policy_of(towers.devices)
         copies = NoCopies() if optimizer is None else copies_of(
             towers.strategy, optimizer, model.trainable_variables, devices, policy
@@ -246,6 +250,6 @@ def _machine(model: keras.Model) -> Machine:
         towers.optimizer = optimizer
         towers.machine = Machine(
             devices, exchange, parameter_device_of(model), policy,
-            takes_first=towers.batch_norm == "tower0", copies=copies,
+            takes_first=towers.batch_norm == "tower0", copies=copies, stages=stages,
         )  # fmt: skip
     return towers.machine

@@ -222,6 +222,8 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
         data = itertools.chain([batch], data)
     check_arrays(*keras.utils.unpack_x_y_sample_weight(batch))
     batch = batch_specs(batch)
+    if towers_of(model).gpus_per_tower > 1:  # stages are made of the layers of a built model
+        build(model, _parts("predict", batch)[0])
     own = custom_step_of(model, name)
     if own is None:
         try:

@@ -17,6 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.divide.switch import is_switched_on
 from towers.machine.argument_names import names_checked
 from towers.machine.choices import BATCH_NORM
 from towers.machine.devices import HOST, is_gpu, policy_of
@@ -91,7 +92,8 @@ def make_parallel(
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
     options: dict[str, Any] = {"batch_norm": batch_norm, "strategy": strategy}
-    check_stages(gpus_per_tower, stages, **options)
+    cut = None if is_switched_on() else batch_norm  # divided towers meet between pieces of stages
+    check_stages(gpus_per_tower, stages, batch_norm=cut, strategy=strategy)
     devices = gpu_devices(gpus, count, gpus_per_tower)
     num_devices = len(devices) if gpus is None else len(device_indices(gpus))
     check_groups(num_devices, gpus_per_tower)

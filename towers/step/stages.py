@@ -28,11 +28,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.graph.levels import stage_scope
 from towers.machine.gpus import as_integer
 from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
 from towers.machine.tensorflow_internals import custom_gradients_in_scope
+from towers.machine.user_lines import warn_user
 
+STAGE_SCOPE = "stage_"  # begins the name scope in which a stage's layers are traced
 _ROWS = 32  # the size that is assumed for an axis of unknown size
 
 
@@ -85,7 +86,7 @@ class Stages:
         """Puts each layer's operations and gradients into the name scope of its stage."""
         def scope(operation: Any, index: int) -> AbstractContextManager:
             stages = self._of_calls[id(operation)]
-            return tf.name_scope(stage_scope(stages[index % len(stages)]))
+            return tf.name_scope(f"{STAGE_SCOPE}{stages[index % len(stages)]}")
 
         with calls_wrapped(self._operations, scope), custom_gradients_in_scope():
             yield
@@ -99,6 +100,20 @@ def make_stages(
     check_stages(gpus_per_tower, stages, **others)
     check_groups(len(devices), gpus_per_tower)
     return None if gpus_per_tower == 1 else Stages(model, devices, gpus_per_tower, stages)
+
+
+def check_compiled(stages: Stages | None, uses_xla: bool | str) -> bool | str:
+    """Returns whether XLA compiles the towers of a step, as `uses_xla`; not if there are stages.
+
+    Warns if it compiles the towers only without stages.
+    """
+    if stages is not None and uses_xla:
+        warn_user(
+            "gpus_per_tower: XLA compiles this model only without stages, which changes the "
+            "bits. If they must be equal, use jit_compile=False for both.",
+        )
+        return False
+    return uses_xla
 
 
 def check_groups(num_devices: int, gpus_per_tower: int) -> None:

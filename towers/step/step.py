@@ -37,7 +37,7 @@ from towers.step.losses import Shares, tower_shares
 from towers.step.metrics import reads_inputs
 from towers.step.noise_scale import NoiseMetric, squared_norm
 from towers.step.sharding import BatchValues, Placed, Shard
-from towers.step.stages import check_stages, make_stages
+from towers.step.stages import check_compiled, check_stages, make_stages
 from towers.step.strategies import make_strategy
 from towers.step.structures import Structure
 from towers.step.tower import Tower, TowerInput, TowerOutput
@@ -155,13 +155,9 @@ class Step:
             )
         synchronized = synchronized_layers(model, batch_norm) if num_towers > 1 else []
         check_stages(gpus_per_tower, stages, batch_norm="synchronized" if synchronized else None)
-        self.uses_xla = uses_xla(model, self.devices, jit_compile, num_towers, loss, batch_norm)
-        if self.stages and self.uses_xla:
-            self.uses_xla = False
-            warn_user(
-                "gpus_per_tower: XLA compiles this model only without stages, which changes the "
-                "bits. If they must be equal, use jit_compile=False for both.",
-            )
+        self.uses_xla = check_compiled(self.stages, uses_xla(
+            model, self.devices, jit_compile, num_towers, loss, batch_norm
+        ))
         self.full_batch = FullBatch(batch_size)
         self.strategy = make_strategy(
             strategy, self.optimizer, model.trainable_variables, self.parameter_device,

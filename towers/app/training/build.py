@@ -19,6 +19,7 @@ from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
 from towers.divide import chosen
+from towers.divide.switch import is_switched_on
 from towers.machine import devices as devices_lib, places
 from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
 from towers.machine.gpus import gpu_devices
@@ -197,8 +198,9 @@ def find_devices(config: TrainConfig) -> list[str]:
     If the machine or a TensorFlow that has started does not fit them, it raises ValueError.
     """
     each = config.gpus_per_tower
-    check_stages(each, config.stage_names, strategy=config.strategy,
-                 batch_norm=config.batch_norm, jit_compile=config.jit_compile)
+    cut = None if is_switched_on() else config.batch_norm
+    check_stages(each, config.stage_names, strategy=config.strategy, batch_norm=cut,
+                 jit_compile=config.jit_compile)
     if config.logical_gpus is not None:
         logical_gpus(config.logical_gpus)
     threads = config.cpu_threads if device_kind(config.device) == "cpu" else None
