@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from tests.bits import bits
-from tests.custom_step.steps import fit_alike, model_with
+from tests.conformance.steps import fit_alike, model_with
 from tests.parallel.pairs import assert_close, assert_same_logs
 
 

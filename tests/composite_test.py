@@ -10,7 +10,7 @@ from tests.conformance.cases import ODD
 from towers import TrainConfig
 from towers.app.diagnosis import plan
 from towers.machine.devices import CPU, GPU
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 from towers.step.prefetch import prefetched
 from towers.step.structures import batch_specs
 

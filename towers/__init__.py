@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from towers import datasets, models
     from towers.app.config import TrainConfig
     from towers.app.run import train
+    from towers.divide.tower_step import TowerStep
     from towers.machine.devices import tower_devices
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.workers.workers import join_workers
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from towers.parallel.model_steps import ran_once
     from towers.parallel.parallel_model import make_parallel
     from towers.resume.resume import Resume
-    from towers.step import TowerStep
     from towers.step.gathering import gather
     from towers.step.prefetch import prefetched
     from towers.step.state import digest
@@ -27,7 +27,7 @@ __version__ = "0.1.0"
 
 _MODULES = {
     "HangTimeout": "towers.parallel.fit_options", "NoiseScale": "towers.parallel.fit_options",
-    "Resume": "towers.resume.resume", "TowerStep": "towers.divide.chosen",
+    "Resume": "towers.resume.resume", "TowerStep": "towers.divide.tower_step",
     "TrainConfig": "towers.app.config", "datasets": "towers.datasets",
     "digest": "towers.step.state", "gather": "towers.step.gathering",
     "join_workers": "towers.workers.workers", "logical_cpus": "towers.machine.logical",

@@ -9,7 +9,7 @@ import towers
 from tests.bits import bits
 from tests.conformance.gans import GAN
 from tests.conformance.custom_step_cases import OWN
-from tests.custom_step.steps import fit_alike
+from tests.conformance.steps import fit_alike
 
 L = keras.layers
 # No false alarm: what these do with the rows of a batch is a mean, a sum, or row by row.

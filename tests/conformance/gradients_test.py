@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from tests.conformance.cases import BUILT_IN, Case, ODD
 from towers.machine import devices
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 from towers.step.structures import as_tensor, map_tensors
 
 TOWERS = [1, 2, 3, 5, 8]

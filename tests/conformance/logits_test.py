@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import step_of
+from tests.conformance.steps import step_of
 from tests.parallel.pairs import assert_same_logs
 from towers.machine.loss_internals import marked
 

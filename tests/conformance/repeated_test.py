@@ -19,7 +19,7 @@ import towers
 from tests import processes
 from tests.bits import bits
 from tests.conformance.cases import BUILT_IN, Case, ODD, fan_out, rows
-from tests.custom_step.steps import mean_square, step_of
+from tests.conformance.steps import mean_square, step_of
 from tests.processes import ROOT
 
 REPEATS = {"wide_fan_out": 200, "own_step": 200}  # each takes a millisecond; else 30

@@ -10,7 +10,7 @@ from tests.bits import bits
 from tests.conformance.cases import BUILDERS, NOISE, Noise, ODD, fan_out, noisy, rows
 from towers.machine import devices
 from towers.machine.devices import GPU
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 
 SHAPE, CLASSES = (12, 12, 1), 10
 BATCHES = [24, 13, 5]  # a partial last batch, and one smaller than the tower count

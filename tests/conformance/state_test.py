@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import towers
 from tests.bits import bits
-from tests.custom_step.steps import step_of
+from tests.conformance.steps import step_of
 from tests.parallel.pairs import Own, assert_close, assert_same_logs
 
 L = keras.layers

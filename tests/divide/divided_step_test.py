@@ -16,12 +16,6 @@ X, Y = RNG.normal(size=(ROWS, 6)).astype("float32"), RNG.normal(size=(ROWS, 3)).
 LABELS = "sparse_categorical_crossentropy"
 
 
-@pytest.fixture(autouse=True)
-def divides(monkeypatch):
-    """Sets the switch."""
-    monkeypatch.setenv("TOWERS_DIVIDE", "1")
-
-
 def error_of(model, *data):
     with pytest.raises(Exception) as caught:  # noqa: PT011  (every case has another class)
         model.fit(*data, batch_size=BATCH, verbose=0)

@@ -67,11 +67,6 @@ PROGRAMS = st.builds(
 )  # fmt: skip
 
 
-@pytest.fixture
-def divides(monkeypatch, float64):
-    monkeypatch.setenv("TOWERS_DIVIDE", "1")
-
-
 def results(program: Program, on_towers: bool) -> dict[str, np.ndarray]:
     """Everything that two updates and an evaluation make."""
     keras.utils.set_random_seed(5)
@@ -116,12 +111,12 @@ def drawn(number: int):
 
 
 @drawn(5)
-def test_drawn_programs_compute_what_one_device_would(divides, program):
+def test_drawn_programs_compute_what_one_device_would(float64, program):
     compare(program)
 
 
 @pytest.mark.matrix
 @pytest.mark.timeout(0)
 @drawn(MANY)
-def test_many_drawn_programs_compute_what_one_device_would(divides, program):
+def test_many_drawn_programs_compute_what_one_device_would(float64, program):
     compare(program)

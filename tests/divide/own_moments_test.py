@@ -14,9 +14,8 @@ RATE = 0.1
 
 
 @pytest.fixture(autouse=True)
-def divides(monkeypatch, float64):
-    """Sets the switch."""
-    monkeypatch.setenv("TOWERS_DIVIDE", "1")
+def exact(float64):
+    """Compares in float64."""
 
 
 def data(n):
@@ -89,9 +88,8 @@ def by_hand(model, mode):
     return [variable.numpy() for variable in model.variables]
 
 
-def trained(build, mode, divided, monkeypatch):
+def trained(build, mode):
     """Returns the variables after a step for each number of rows, and what test and predict say."""
-    monkeypatch.setenv("TOWERS_DIVIDE", str(int(divided)))
     model = towers.make_parallel(made(build), TOWERS, num_towers=TOWERS, batch_norm=mode)
     found = []
     for n in ROWS:
@@ -102,25 +100,15 @@ def trained(build, mode, divided, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["average", "tower0"])
 @pytest.mark.parametrize("name", MODELS)
-def test_towers_normalize_their_own_rows(name, mode, monkeypatch):
-    found, _ = trained(MODELS[name], mode, True, monkeypatch)
+def test_towers_normalize_their_own_rows(name, mode):
+    found, _ = trained(MODELS[name], mode)
     for ours, theirs in zip(found, by_hand(made(MODELS[name]), mode), strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-12, 1e-12)
 
 
-@pytest.mark.parametrize("mode", ["average", "tower0"])
-@pytest.mark.parametrize("name", [*MODELS, "renormalized"])
-def test_divided_steps_agree_with_tower_steps(name, mode, monkeypatch):
-    build = {**MODELS, "renormalized": renormalized}[name]
-    ours = tf.nest.flatten(trained(build, mode, True, monkeypatch))
-    theirs = tf.nest.flatten(trained(build, mode, False, monkeypatch))
-    for one, other in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(one, other, 1e-12, 1e-12)
-
-
 @pytest.mark.filterwarnings("error")
-def test_by_default_the_whole_batch_is_normalized_without_a_warning(monkeypatch):
-    found, _ = trained(convolutions, None, True, monkeypatch)
+def test_by_default_the_whole_batch_is_normalized_without_a_warning():
+    found, _ = trained(convolutions, None)
     plain = made(convolutions)
     for n in ROWS:
         plain.train_on_batch(*data(n))

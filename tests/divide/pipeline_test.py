@@ -121,8 +121,7 @@ def unbuilt():
 
 
 @pytest.mark.parametrize("build", [custom, unbuilt])
-def test_fit_in_stages_gives_the_bits_of_whole_towers(build, monkeypatch):
-    monkeypatch.setenv("TOWERS_DIVIDE", "1")
+def test_fit_in_stages_gives_the_bits_of_whole_towers(build):
 
     def found(gpus_per_tower):
         keras.utils.set_random_seed(1)

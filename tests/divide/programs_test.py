@@ -8,7 +8,7 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import BUILT_IN, ODD
 from tests.conformance.custom_step_cases import OWN
-from tests.custom_step.steps import fit_alike
+from tests.conformance.steps import fit_alike
 from towers.parallel.model_state import towers_of
 from towers.step.structures import as_tensor, map_tensors
 
@@ -20,9 +20,8 @@ CASES = {case.name: case for case in BUILT_IN + ODD}
 
 
 @pytest.fixture(autouse=True)
-def divides(monkeypatch, float64):
-    """Sets the switch."""
-    monkeypatch.setenv("TOWERS_DIVIDE", "1")
+def exact(float64):
+    """Compares in float64."""
 
 
 class Around(keras.Layer):
@@ -303,12 +302,3 @@ def test_what_a_step_assigns_follows_from_the_whole_batch():
         return model
 
     fit_alike(make, x, y, num_towers=3, batch_size=11, epochs=2)
-
-
-def test_an_option_that_divided_steps_lack_is_an_error():
-    x, y, _ = classes(11)
-    model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
-    parallel = towers.make_parallel(model, 2, strategy="mirrored")
-    parallel.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="TOWERS_DIVIDE=1 cannot be .* strategy "):
-        parallel.train_on_batch(x, y)

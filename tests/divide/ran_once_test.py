@@ -17,12 +17,6 @@ L = keras.layers
 BATCH = 16
 
 
-@pytest.fixture(autouse=True)
-def divides(monkeypatch):
-    """Sets the switch."""
-    monkeypatch.setenv("TOWERS_DIVIDE", "1")
-
-
 class Positive(keras.Layer):
     """Multiplies the rows that begin with a positive number, of which there may be any number."""
 

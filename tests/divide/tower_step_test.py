@@ -8,7 +8,6 @@ import tensorflow as tf
 import towers
 from tests import resuming
 from towers.app.diagnosis import plan
-from towers.divide import chosen
 from towers.machine.devices import GPU
 from towers.step import noise_scale
 from towers.step.errors import NonFiniteError
@@ -19,9 +18,8 @@ DEVICES = ["/cpu:0", "/cpu:1"]
 
 
 @pytest.fixture(autouse=True)
-def divides(monkeypatch, float64):
-    """Sets the switch, and lets no warning pass."""
-    monkeypatch.setenv("TOWERS_DIVIDE", "1")
+def strict(float64):
+    """Lets no warning pass."""
 
 
 def dense():
@@ -377,29 +375,6 @@ def test_unlisted_variables_are_part_of_the_state():
     step(*numbers(4))
     step.gradients(*numbers(4))
     assert float(count) == 1
-
-
-def test_prefetched_batches_are_cut_by_the_step():
-    step = make_step(dense(), policy=GPU)
-    batches = list(towers.prefetched(step, [numbers(11)]))
-    assert [batch.placed for batch in batches] == [None]
-    logs = step.train_batch(**batches[0]._asdict())
-    np.testing.assert_allclose(logs["loss"], make_step(dense())(*numbers(11))["loss"], rtol=1e-10)
-
-
-@pytest.mark.parametrize("option", [
-    {"strategy": "mirrored"}, {"own_rows": True},
-])
-def test_an_option_that_divided_steps_lack_is_an_error(option):
-    with pytest.raises(ValueError, match=f"TOWERS_DIVIDE=1 cannot be .* {next(iter(option))} yet"):
-        make_step(dense(), **option)
-
-
-def test_the_switch_chooses_the_class(monkeypatch):
-    divided = towers.TowerStep
-    assert divided is chosen.TowerStep and divided.__module__ == "towers.divide.tower_step"
-    monkeypatch.delenv("TOWERS_DIVIDE")
-    assert towers.TowerStep.__module__ == "towers.step.tower_step"
 
 
 # Runs

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.custom_step_cases import OWN
-from tests.custom_step.steps import fit_alike
+from tests.conformance.steps import fit_alike
 from tests.parallel.pairs import assert_close, assert_same_logs
 
 CASES = {case.name: case for case in OWN}

@@ -16,7 +16,7 @@ from towers.app.config import TrainConfig
 from towers.resume import snapshot
 from towers.resume.source import InputOptions, num_steps
 from towers.resume.train_state import Monitor, TrainState, find_monitor, plain
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 
 L = keras.layers
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam

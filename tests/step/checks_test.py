@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.custom_step.steps import fit_alike, model_with, pairs
+from tests.conformance.steps import fit_alike, model_with, pairs
 from tests.step.small_step import batch, make_step
 from towers.step import checks
 from towers.step.prefetch import place

@@ -12,7 +12,7 @@ import tensorflow as tf
 import towers
 from tests.parallel.pairs import assert_close
 from towers.machine import devices
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 
 L = keras.layers
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 import towers
 from towers.machine import devices
 from towers.machine.devices import CPU
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 from towers.step.state import variable_digest
 
 L = keras.layers

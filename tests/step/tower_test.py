@@ -13,7 +13,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import towers
 from tests.step import small_step
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 from towers.step.prefetch import place
 
 L = keras.layers

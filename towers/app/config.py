@@ -186,8 +186,10 @@ class TrainConfig:
     class_weight: str | None = text(None, "The weight of the examples of each class in the loss, "
         "as in Keras' fit: 0:1,1:5 (other classes weigh 1), or balanced, which makes all classes "
         "count equally. Default: all weigh 1.")
-    batch_norm: str | None = choice(None, choices.BATCH_NORM, "How the towers' BatchNormalization "
-        "statistics become one. Default: average, with a warning if such a layer is trained.")
+    batch_norm: str | None = choice(None, choices.BATCH_NORM, "The examples that "
+        "BatchNormalization takes mean and variance of. synchronized, the default: the whole "
+        "batch. average and tower0: each tower's; the moving averages follow the average over the "
+        "towers, or tower 0.")
     freeze: str | None = text(None, "A regular expression, such as ^(conv1|bn)/. A layer is "
         "frozen, as in Keras, if the expression is found in the paths of all its variables. "
         "Default: none.", Role.BEGINNING, check=_check_pattern)

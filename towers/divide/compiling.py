@@ -10,20 +10,24 @@ from towers.divide.flat import CONDITIONS, LOOPS
 from towers.machine.tensorflow_internals import called_graphs
 
 # XLA knows many more, but some of them only on some devices.
-_KNOWN = frozenset("""Abs Add AddN AddV2 All Any ArgMax AssignAddVariableOp AssignSubVariableOp
-    AssignVariableOp BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast Ceil
-    ClipByValue ConcatV2 Const Cos Div DivNoNan Einsum EmptyTensorList Equal Exp ExpandDims Fill
-    Floor FloorDiv FloorMod
-    GatherV2 Greater GreaterEqual Identity IsFinite IsNan L2Loss Less LessEqual Log Log1p
-    LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max Maximum Mean Min Minimum Mul Neg NoOp
-    NotEqual OneHot OnesLike Pack Placeholder Pow PreventGradient Prod Range ReadVariableOp RealDiv
-    Reciprocal Relu ReluGrad Reshape ReverseV2 Round Rsqrt RsqrtGrad Select SelectV2 Shape Sigmoid
-    SigmoidGrad Sign Sin Size Slice Softmax SoftmaxCrossEntropyWithLogits
+_KNOWN = frozenset("""
+    Abs Add AddN AddV2 All Any ArgMax AssignAddVariableOp AssignSubVariableOp AssignVariableOp
+    AvgPool AvgPoolGrad BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast
+    Ceil ClipByValue ConcatV2 Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Cos
+    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput
+    Div DivNoNan Einsum Elu EluGrad EmptyTensorList Equal Erf Exp ExpandDims Fill Floor FloorDiv
+    FloorMod GatherV2 Greater GreaterEqual Identity IsFinite IsNan L2Loss LeakyRelu
+    LeakyReluGrad Less LessEqual Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max
+    MaxPool MaxPoolGrad Maximum Mean Min Minimum Mul Neg NoOp NotEqual OneHot OnesLike Pack
+    Placeholder Pow PreventGradient Prod Range ReadVariableOp RealDiv Reciprocal Relu ReluGrad
+    Reshape ReverseV2 Round Rsqrt RsqrtGrad Select SelectV2 Shape Sigmoid SigmoidGrad Sign Sin
+    Size Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad
     SparseSoftmaxCrossEntropyWithLogits Split Sqrt Square SquaredDifference Squeeze
     StatelessRandomUniformV2 StopGradient StridedSlice StridedSliceGrad Sub Sum Tanh TanhGrad
     TensorListElementShape TensorListFromTensor TensorListGetItem TensorListLength
-    TensorListPopBack TensorListPushBack TensorListReserve TensorListSetItem TensorListStack Tile
-    Transpose Unpack UnsortedSegmentSum ZerosLike""".split())
+    TensorListPopBack TensorListPushBack TensorListReserve TensorListSetItem TensorListStack
+    Tile Transpose Unpack UnsortedSegmentSum ZerosLike
+""".split())
 _BODIES = ("body", "cond", "then_branch", "else_branch")
 
 
@@ -40,14 +44,19 @@ def is_known(operation: tf.Operation) -> bool:
     )
 
 
-def is_compiled_loop(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
-    """Returns whether XLA compiles a stage: it has a loop, and no list enters or leaves it.
+def compiles(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
+    """Returns whether XLA can compile a stage: it knows all operations, and no list leaves it.
 
     ends: the values that the stage reads and returns.
     """
     if any(value.dtype == tf.variant for value in ends):
         return False
-    return any(op.type in LOOPS for op in ops) and all(is_known(op.source) for op in ops)
+    return all(is_known(op.source) for op in ops)
+
+
+def has_loop(ops: Sequence[Op]) -> bool:
+    """Returns whether a stage has a loop."""
+    return any(op.type in LOOPS for op in ops)
 
 
 def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], Any]) -> tf.Tensor:

@@ -34,7 +34,8 @@ class Machine:
     devices: the device of each of this worker's towers; with stages, the first device of its group.
     exchange: joins the workers' values.
     home: the parameter device, where whole values are. policy: how devices are used.
-    full_batch: tells which towers' loops XLA compiles, given T numbers of rows; None: none.
+    full_batch: tells which towers XLA compiles, given T numbers of rows; None: none.
+    only_loops: whether XLA compiles only what has a loop.
     takes_first: whether a statistic that each tower has is tower 0's if it is read whole, instead
         of the average over all rows.
     copies: of the parameters, on the devices.
@@ -46,6 +47,7 @@ class Machine:
     home: str = HOST
     policy: Policy = CPU
     full_batch: FullShards | None = None
+    only_loops: bool = False
     takes_first: bool = False
     copies: Copies | NoCopies = field(default_factory=NoCopies)
     stages: Stages | None = None

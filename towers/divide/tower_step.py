@@ -30,7 +30,7 @@ from towers.machine.loss_internals import loss_tracker
 from towers.machine.user_lines import warn_user
 from towers.step import checks
 from towers.step.averaging import Values
-from towers.step.compiled import COMPILED, losses
+from towers.step.compiled import COMPILED
 from towers.step.errors import checked, first_error
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
@@ -39,7 +39,7 @@ from towers.step.sharding import BatchValues, Placed, rows_of_towers
 from towers.step.stages import check_compiled, make_stages
 from towers.step.state import variables_device
 from towers.step.structures import any_rows, as_tensor, map_tensors
-from towers.step.xla import FullBatch, uses_xla
+from towers.step.xla import FIXED_SHAPES, FullBatch, uses_xla
 from towers.workers.watch import watched
 from towers.workers.workers import Workers, join_workers
 
@@ -146,13 +146,13 @@ class TowerStep:
             self.noise = NoiseMetric() if noise_scale else None
         find_rows = functools.partial(rows_of_towers, self.num_towers, self.local_towers)
         self.own_rows = find_rows if own_rows else None  # N -> bool [N]
-        self.uses_xla = check_compiled(self.stages, uses_xla(
-            model, self.devices, jit_compile, self.num_towers, losses(self._twin)[0], batch_norm
-        ))  # fmt: skip
+        self.uses_xla = check_compiled(
+            self.stages, uses_xla(self._twin, self.devices, jit_compile)
+        )  # fmt: skip
         self.strategy = copies_of(
             strategy, self.optimizer, self.trainable_variables, self.tower_devices, self.policy
         )  # fmt: skip
-        self.full_batch, self.faults = FullBatch(batch_size), ()
+        self.full_batch = FullBatch(batch_size)
         self._steps = {
             name: DividedStep(
                 step, self._machine("train" if name == "gradients" else name),
@@ -173,7 +173,7 @@ class TowerStep:
         compiled = functools.partial(self.full_batch.compiled, name) if self.uses_xla else None
         return Machine(
             self.tower_devices, self.exchange, self.parameter_device, self.policy, compiled,
-            takes_first=self.batch_norm == "tower0", copies=self.strategy, stages=self.stages,
+            self.uses_xla == FIXED_SHAPES, self.batch_norm == "tower0", self.strategy, self.stages,
         )  # fmt: skip
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
@@ -389,6 +389,10 @@ class TowerStep:
             if self.noise is not None:
                 logs["noise_scale"] = self.noise.result()
         return logs, finite
+
+    def run_in_graph(self, batch: BatchValues) -> Any:
+        """Makes one update within the caller's graph; returns its logs."""
+        return self._train(False, batch, None)[0]
 
     def _test(self, batch: BatchValues, placed: Placed) -> Any:
         logs = self._steps["test"](batch, placed)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
-from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random
 
 from towers.machine.replaced import replaced, replaced_by
@@ -126,75 +125,11 @@ def moments_replaced(
     return replaced_by(layer, "_moments", moments)
 
 
-def surroundings() -> Callable[[], AbstractContextManager[None]]:
-    """Returns a function that makes contexts in which layers behave as if called here."""
-    # Layers take `training` and the dtype from layers around them, which a backward pass lacks.
-    names = ("current_call_ctx", "autocast_scope")
-    here = [global_state.get_global_attribute(name) for name in names]
-
-    def put(values: Sequence[Any]) -> None:
-        for name, value in zip(names, values, strict=True):
-            global_state.set_global_attribute(name, value)
-
-    @contextmanager
-    def around() -> Iterator[None]:
-        before = [global_state.get_global_attribute(name) for name in names]
-        put(here)
-        try:
-            yield
-        finally:
-            put(before)
-
-    return around
-
-
 def stored_value(variable: keras.Variable) -> tf.Variable | None:
     """Returns the tf.Variable behind a Keras variable, also in a StatelessScope, if it is made."""
     return variable._value
 
 
-@contextmanager
-def stored_in(variables: Sequence[keras.Variable], others: Sequence[tf.Variable]) -> Iterator[None]:
-    """Inside the context, Keras' variables keep their values in other tf.Variables."""
-    # A StatelessScope would replace values by tensors, to which an optimizer cannot assign.
-    with ExitStack() as stack:
-        for variable, other in zip(variables, others, strict=True):
-            stack.enter_context(replaced_by(variable, "_value", other))
-        yield
-
-
 def store_in(variable: keras.Variable, other: Any) -> None:
     """Makes a Keras variable keep its value in `other`, which it reads and assigns."""
     variable._value = other
-
-
-@contextmanager
-def slices_updated(
-    optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable],
-    slices: Sequence[tf.Variable],
-) -> Iterator[None]:
-    """Inside the context, an optimizer updates slices of its parameters, and of their slots.
-
-    variables: parameters and slots; slices: the tf.Variables that take their places.
-    """
-    key_of = optimizer._var_key
-    keys = {
-        key_of(part): key_of(variable)  # by which the optimizer finds a parameter's slots
-        for variable, part in zip(variables, slices, strict=True)
-        if isinstance(variable.value, tf.Variable)
-    }
-
-    def find_key(original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda variable: keys.get(original(variable), original(variable))
-
-    with ExitStack() as stack:
-        stack.enter_context(replaced(optimizer, "_var_key", find_key))
-        stack.enter_context(stored_in(variables, slices))
-        for variable, part in zip(variables, slices, strict=True):
-            stack.enter_context(replaced_by(variable, "_shape", tuple(part.shape)))
-        yield
-
-
-def optimized_variables(optimizer: keras.optimizers.Optimizer) -> list[keras.Variable]:
-    """Returns the variables that a built optimizer updates; `variables` lists only its state."""
-    return optimizer._trainable_variables

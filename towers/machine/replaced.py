@@ -1,12 +1,9 @@
 """Replaces attributes for a while, such as methods whose calls towers records in a trace."""
 
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-
-ONE_AT_A_TIME = threading.RLock()  # two threads would restore each other's replacements
 
 
 @contextmanager

@@ -3,9 +3,7 @@
 All exist in TensorFlow 2.20 and 2.21. If a new version breaks one, this module's tests name it.
 """
 
-import inspect
 import re
-import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +14,7 @@ from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.data.util.structure import NoneTensorSpec
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.ops import custom_gradient, resource_variable_ops
+from tensorflow.python.ops import resource_variable_ops
 
 from towers.machine.replaced import replaced
 
@@ -44,21 +42,6 @@ OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 COLOCATION = "_class"
 
 _PLACES = (COLOCATION, "_output_shapes")
-_COMPILED = "_XlaMustCompile"  # the attribute of a call that XLA compiles
-
-
-def replace_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
-    """Makes an operation of a graph that is still being traced read another tensor."""
-    # Public functions only add to a graph, and a tape ignores `tf.Graph.gradient_override_map`.
-    operation._update_input(index, tensor)
-
-
-def read_instead(old: tf.Tensor, new: tf.Tensor) -> None:
-    """Makes all readers of a tensor read another one, in a graph that is still being traced."""
-    for consumer in old.consumers():
-        for index, value in enumerate(consumer.inputs):
-            if value is old:
-                replace_input(consumer, index, new)
 
 
 def left_out(graph: tf.Graph, names: Collection[str]) -> None:
@@ -134,16 +117,6 @@ def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> tuple[Any,
     return graph, made
 
 
-def without_xla(function: Callable, *values: tf.Tensor) -> Any:
-    """Calls a function that XLA compiles, without XLA, as the only call of the current graph."""
-    # Each call is marked. A function without the mark would be traced, or copied, once more.
-    results = function(*values)
-    for operation in tf.compat.v1.get_default_graph().get_operations():
-        if _COMPILED in operation.node_def.attr:
-            operation._clear_attr(_COMPILED)
-    return results
-
-
 def run_independently(result: tf.Tensor) -> None:
     """Lets the call that returned `result`, in a graph being traced, run beside other calls.
 
@@ -198,27 +171,6 @@ def custom_gradients_in_scope() -> Iterator[None]:
         replaced(record, "record_operation", recording),
         replaced(record, "record_operation_backprop_only", recording),
     ):
-        yield
-
-
-@contextmanager
-def recomputed_by(call: Callable[[Callable, Sequence, Mapping], Any]) -> Iterator[None]:
-    """Inside the context, `call(function, args, kwargs)` calls what tf.recompute_grad has wrapped.
-
-    Replacing tf.recompute_grad is too late, because layers wrap functions when they are made.
-    """
-    thread = threading.get_ident()
-
-    def decorator(original: Callable) -> Callable:
-        def decorated(f: Callable, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-            is_recomputed = f.__qualname__ == "recompute_grad.<locals>.inner"
-            if is_recomputed and threading.get_ident() == thread:
-                return call(inspect.getclosurevars(f).nonlocals["f"], args, kwargs)
-            return original(f, args, kwargs)
-
-        return decorated
-
-    with replaced(custom_gradient, "_graph_mode_decorator", decorator):
         yield
 
 

@@ -67,16 +67,6 @@ def line_of_error(error: BaseException | None) -> str | None:
     return None
 
 
-def is_of_keras(operation: Any, folder: str) -> bool:
-    """Returns whether Keras' "layers" or "metrics" made an operation, not code that they call."""
-    return _is_made_in(str(_KERAS / folder), operation, _CALLERS)
-
-
-def is_of_tensorflow(operation: Any, path: str) -> bool:
-    """Returns whether a file or folder of TensorFlow's tensorflow/python/ops made an operation."""
-    return _is_made_in(f"{_OPS}/{path}", operation)
-
-
 def _is_made_in(beginning: str, operation: Any, but: tuple[str, ...] = ()) -> bool:
     """Returns whether a library file whose path starts with `beginning` made an operation."""
     for frame in reversed(operation.traceback):

@@ -10,29 +10,23 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.custom_step import CustomStep
-from towers.divide import chosen
 from towers.divide.copies import NoCopies, copies_of
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.run import Machine
-from towers.divide.switch import is_switched_on
+from towers.divide.tower_step import TowerStep
 from towers.machine.devices import place_towers, policy_of
 from towers.machine.keras_internals import all_layers
 from towers.machine.user_lines import warn_user
-from towers.step import TowerStep, state as state_lib
-from towers.step.compiled import COMPILED, losses
+from towers.step import state as state_lib
+from towers.step.compiled import COMPILED
 from towers.step.errors import NewestBatch
 from towers.step.exchange import make_exchange
-from towers.step.metrics import BatchMetrics, call_compute_loss, overrides
+from towers.step.metrics import call_compute_loss, overrides
 from towers.step.stages import check_compiled, make_stages
-from towers.step.xla import FullBatch, uses_xla
+from towers.step.xla import FIXED_SHAPES, FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
 
 STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
-_NO_NOISE_SCALE = (
-    "model {!r} has a custom train_step, calls towers.gather, or has a loss that is neither a mean "
-    "nor a sum over examples. Then no tower has a gradient: leave towers.NoiseScale() out."
-)
 _ABSENT = object()  # marks a missing attribute; None may be a value
 
 
@@ -53,12 +47,9 @@ class Towers:
     workers: Workers = field(default_factory=join_workers)
     jit_compile: bool | str = COMPILED  # or "auto", False; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
-    full_batch: FullBatch = field(default_factory=FullBatch)  # `step` has it, too
-    step: TowerStep | None = None  # for Keras' default steps, from the first batch on
-    custom_steps: dict[str, CustomStep | DividedStep] = field(  # by "train", "test", ...
-        default_factory=dict
-    )
-    machine: Machine | None = None  # where `custom_steps` run
+    full_batch: FullBatch = field(default_factory=FullBatch)
+    steps: dict[str, DividedStep | TowerStep] = field(default_factory=dict)  # by "train", ...
+    machine: Machine | None = None  # where they run
     optimizer: Any = None  # the one that `machine` is for
     warned_of_speed: bool = False  # what a divided step runs once takes time
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
@@ -69,8 +60,8 @@ class Towers:
     @property
     def copies(self) -> Any:
         """The copies of the parameters on the devices."""
-        if self.step is not None:
-            return self.step.strategy
+        if isinstance(step := self.steps.get("train"), TowerStep):
+            return step.strategy
         return NoCopies() if self.machine is None else self.machine.copies
 
 
@@ -102,8 +93,12 @@ def forget_functions(model: keras.Model) -> None:
         )
     model.run_eagerly = False
     model.train_function = model.test_function = model.predict_function = None
-    towers_of(model).step, towers_of(model).custom_steps = None, {}
-    towers_of(model).machine = None
+    forget_steps(model)
+
+
+def forget_steps(model: keras.Model) -> None:
+    """Drops the steps, because the model or its optimizer has changed."""
+    towers_of(model).steps, towers_of(model).machine = {}, None
 
 
 def build(model: keras.Model, x: Any, *loss_arguments: Any) -> None:
@@ -148,83 +143,51 @@ def take_over(model: keras.Model) -> None:
     current.update(changed, built=True)
 
 
-def step_of(model: keras.Model, name: str, x: Any) -> TowerStep:
-    """Returns the TowerStep. If Keras is tracing a graph, it is made outside of this graph.
+def step_of(model: keras.Model, name: str) -> DividedStep | TowerStep:
+    """Returns the runner of a step: "train", "test" or "predict", Keras' own or a custom one.
 
-    A step from `predict` or `evaluate` is not used to train: layers may be frozen since then.
+    A TowerStep trains if the noise scale is asked for.
     """
     towers = towers_of(model)
-    if towers.step is None or name == "train" and towers.step.optimizer is not model.optimizer:
-        jit_compile = towers.jit_compile
-        if not model.compiled:  # `predict` works without `compile`, as in Keras
-            jit_compile = bool(model.jit_compile) and towers.gpus_per_tower == 1
+    if name not in towers.steps:
+        measures = towers.noise_scale and name == "train"
         with tf.init_scope():
-            build(model, x)
-            if is_switched_on():
-                towers.step = chosen.TowerStep(
-                    model, devices=towers.devices, num_towers=towers.num_towers,
-                    batch_norm=towers.batch_norm, strategy=towers.strategy,
-                    gpus_per_tower=towers.gpus_per_tower, stages=towers.stages,
-                    own_rows=towers.own_rows, noise_scale=towers.noise_scale,
-                )
-                return towers.step
-            loss, loss_weights = losses(model)
-            metrics = BatchMetrics(model, state_lib.variables_device(model), adds_loss=False)
-            towers.step = TowerStep(
-                model, model.optimizer if name == "train" else "sgd",  # which is never called
-                loss, loss_weights=loss_weights, metrics=metrics, devices=towers.devices,
-                num_towers=towers.num_towers, batch_norm=towers.batch_norm,
-                strategy=towers.strategy, gpus_per_tower=towers.gpus_per_tower,
-                stages=towers.stages, own_rows=towers.own_rows, jit_compile=jit_compile,
-                noise_scale=towers.noise_scale,
-            )
-            towers.step.full_batch = towers.full_batch
-    return towers.step
+            towers.steps[name] = (_measuring_step if measures else _divided_step)(model, name)
+    return towers.steps[name]
 
 
-def custom_step_of(
-    model: keras.Model, name: str, gathers: bool = False
-) -> CustomStep | DividedStep | None:
-    """Returns the runner of a custom or gathering step, or None if `TowerStep` runs the step."""
+def _measuring_step(model: keras.Model, name: str) -> TowerStep:
+    """Returns the step that measures the noise scale."""
     towers = towers_of(model)
-    has_own = overrides(model, f"{name}_step")
-    if is_switched_on():
-        if towers.noise_scale and name == "train":
-            if has_own:
-                raise ValueError(_NO_NOISE_SCALE.format(model.name))
-            return None  # `TowerStep` measures it
-        if name not in towers.custom_steps:
-            towers.custom_steps[name] = _divided_step(model, name)
-        return towers.custom_steps[name]
-    if name not in towers.custom_steps and (gathers or has_own):
-        if towers.strategy != "parameter_server" or towers.gpus_per_tower > 1:
-            raise ValueError(
-                f"model {model.name!r} needs the rows of all towers: it has a custom {name}_step, "
-                "calls towers.gather, or has a loss that is neither a mean nor a sum over "
-                "examples. Use strategy='parameter_server' and gpus_per_tower=1."
-            )
-        if towers.noise_scale and name == "train":
-            raise ValueError(_NO_NOISE_SCALE.format(model.name))
-        where = towers.devices, towers.num_towers, towers.batch_norm, towers.own_rows
-        towers.custom_steps[name] = CustomStep(model, f"{name}_step", *where)
-    return towers.custom_steps.get(name)
+    if overrides(model, f"{name}_step"):
+        raise ValueError(
+            f"model {model.name!r} has a custom {name}_step, whose gradients towers.NoiseScale "
+            "does not know: leave towers.NoiseScale() out."
+        )
+    return TowerStep(
+        model, devices=towers.devices, num_towers=towers.num_towers, batch_norm=towers.batch_norm,
+        strategy=towers.strategy, gpus_per_tower=towers.gpus_per_tower, stages=towers.stages,
+        own_rows=towers.own_rows, noise_scale=True,
+    )  # fmt: skip
 
 
 def _divided_step(model: keras.Model, name: str) -> DividedStep:
-    """Returns the runner of a step with TOWERS_DIVIDE=1, or raises ValueError for its options."""
+    """Returns the runner of a step."""
     towers = towers_of(model)
     is_keras = not overrides(model, f"{name}_step")
     if is_keras and name == "train" and model.built and not model.optimizer.built:
         with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
             model.optimizer.build(model.trainable_variables)
-    compiles, machine = False, _machine(model)
+    machine = _machine(model)
+    compiles: bool | str = False
     if is_keras:
-        loss = losses(model)[0] if model.compiled else None
-        compiles = bool(check_compiled(machine.stages, uses_xla(
-            model, towers.devices, towers.jit_compile, towers.num_towers, loss, towers.batch_norm
-        )))  # fmt: skip
+        jit_compile = towers.jit_compile if model.compiled else bool(model.jit_compile)
+        compiles = check_compiled(machine.stages, uses_xla(model, towers.devices, jit_compile))
     if compiles:
-        machine = replace(machine, full_batch=functools.partial(towers.full_batch.compiled, name))
+        machine = replace(
+            machine, full_batch=functools.partial(towers.full_batch.compiled, name),
+            only_loops=compiles == FIXED_SHAPES,
+        )  # fmt: skip
     return DividedStep(
         method_of(model, f"{name}_step"), machine, cluster=towers.workers, model=model,
         batch_norm=towers.batch_norm,

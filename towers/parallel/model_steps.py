@@ -19,16 +19,16 @@ import tensorflow as tf
 
 from towers.divide.divided_step import DividedStep
 from towers.divide.ran_once import RanOnce, warn_of
-from towers.graph.repeatable import UNSAVED_NOISE
+from towers.divide.repeatable import UNSAVED_NOISE
+from towers.divide.tower_step import TowerStep
 from towers.machine import hang
 from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import (
-    STATE, build, custom_step_of, drop_iterator, step_of, towers_of,
-)
-from towers.step import TowerStep
+    STATE, build, drop_iterator, forget_steps, step_of, towers_of,
+)  # fmt: skip
 from towers.step.checks import check_arrays, readable
-from towers.step.errors import first_error, run_in_turn
-from towers.step.gathering import NeedsOtherTowers
+from towers.step.errors import first_error
+from towers.step.metrics import overrides
 from towers.step.prefetch import placed_ahead
 from towers.step.structures import batch_specs
 from towers.workers.watch import watched
@@ -82,7 +82,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
     attribute, towers = f"{name}_function", towers_of(model)
     before = getattr(model, attribute)
     if force:  # the user has changed the model or its optimizer since `compile`
-        towers.step, towers.custom_steps = None, {}
+        forget_steps(model)
     told, model.jit_compile = model.jit_compile, False
     make(force)  # with XLA around the whole step, all towers would be on one device
     model.jit_compile = told
@@ -94,15 +94,15 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
         if isinstance(data, tf.data.Iterator) and towers.iterators.get(name) is not data:
             drop_iterator(model, name)  # the last epoch's
             towers.iterators[name] = data
-        in_turn = functools.partial(_run_in_turn, model, name)
-        with watched(join_workers(), f"a {name} step"), readable(), first_error(in_turn):
+        undivided = functools.partial(_run_undivided, model, name)
+        with watched(join_workers(), f"a {name} step"), readable(), first_error(undivided):
             return function(data)
 
     def first_call(data: Any) -> Any:
         with hang.tracing(f"the first {name} step's making"):
             data = _make_variables(model, name, data)
             made: Callable = call
-            step: Any = custom_step_of(model, name) or towers.step
+            step = step_of(model, name)
             is_ahead = model.steps_per_execution == 1 and step.policy.prefetch_to_devices
             if name == "train" and isinstance(data, tf.data.Iterator) and (
                 towers.noise_scale or is_ahead
@@ -120,9 +120,11 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
 @contextmanager
 def _watched_batch(step: TowerStep | DividedStep, data: Any) -> Iterator[None]:
     """Watches a step on one batch for lost workers, and for the first error of its towers."""
-    undivided = getattr(step, "run_undivided", lambda data: None)
-    in_turn = functools.partial(undivided, data)
-    with watched(join_workers(), "a train step"), first_error(in_turn):
+    if isinstance(step, TowerStep):  # it does so itself
+        yield
+        return
+    undivided = functools.partial(step.run_undivided, data)
+    with watched(join_workers(), "a train step"), first_error(undivided):
         yield
 
 
@@ -130,8 +132,7 @@ def ran_once(model: keras.Model) -> list[RanOnce]:
     """
     Returns what a step of a parallel model runs once, although it has rows of the batch.
 
-    All operations without a rule, or across rows, run once with TOWERS_DIVIDE=1 in the environment.
-    They are exact, but towers wait for them.
+    Operations without a rule, or across rows, run once. They are exact, but towers wait for them.
 
     ```python
     parallel.fit(x, y, batch_size=1024)
@@ -149,10 +150,12 @@ def ran_once(model: keras.Model) -> list[RanOnce]:
     """
     if STATE not in vars(model):
         raise ValueError(f"model {model.name!r} is not parallel: call towers.make_parallel on it.")
-    steps = towers_of(model).custom_steps
+    steps = towers_of(model).steps
     name = "train" if "train" in steps else next(iter(steps), "")
     step = steps.get(name)
-    return step.ran_once(_num_rows(model, name)) if isinstance(step, DividedStep) else []
+    if isinstance(step, TowerStep):
+        return step.ran_once
+    return [] if step is None else step.ran_once(_num_rows(model, name))
 
 
 def _num_rows(model: keras.Model, name: str) -> int:
@@ -163,52 +166,27 @@ def _num_rows(model: keras.Model, name: str) -> int:
 
 def _warn_of_what_ran_once(model: keras.Model, name: str) -> None:
     """Warns, once for each model, of a divided step that does much work once."""
-    towers = towers_of(model)
-    step = towers.custom_steps.get(name)
-    if not isinstance(step, DividedStep) or towers.num_towers == 1:
-        return
-    if not towers.warned_of_speed:
+    towers, step = towers_of(model), step_of(model, name)
+    if towers.num_towers > 1 and not towers.warned_of_speed and isinstance(step, DividedStep):
         rows = step.ran_once(_num_rows(model, name))
         towers.warned_of_speed = warn_of(rows, model.name, "towers.ran_once(model)")
 
 
-def _run_in_turn(model: keras.Model, name: str) -> None:
-    """Runs the towers one after the other on the newest batch, to raise the first error."""
-    towers = towers_of(model)
-    batch, own = towers.newest[name].read(), towers.custom_steps.get(name)
-    if batch is None:
-        return
-    if isinstance(own, DividedStep):
-        own.run_undivided(*batch)
-        return
-    if own is not None and not own.is_alone:  # collectives would wait for others
-        return
-    if own is None:
-        run_in_turn(towers.step, name, *batch)
-        return
-    before = [(variable, variable.numpy()) for variable in own.variables]
-    try:
-        own(*batch)
-    finally:
-        for variable, value in before:
-            variable.assign(value)
+def _run_undivided(model: keras.Model, name: str) -> None:
+    """Runs a step on one device on the newest batch, to raise its first error."""
+    (batch,) = towers_of(model).newest[name].read() or (None,)
+    step = step_of(model, name)
+    if batch is not None and isinstance(step, DividedStep):
+        step.run_undivided(batch)
 
 
 def run_step(model: keras.Model, name: str, data: Any) -> Any:
     """Runs one step in Keras' loop. Returns the logs, or the outputs for "predict"."""
-    own = custom_step_of(model, name)
-    if own is not None:
-        with tf.control_dependencies(towers_of(model).newest[name].keep(data)):
-            return own(data)
-    batch = _parts(name, data)
-    with tf.control_dependencies(towers_of(model).newest[name].keep(*batch)):
-        return step_of(model, name, batch[0]).run_in_graph(name, batch)
-
-
-def _parts(name: str, data: Any) -> tuple[Any, Any, Any]:
-    """Splits a batch or its specs into x, y and sample_weight; only x is set for "predict"."""
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-    return (x, None, None) if name == "predict" else (x, y, sample_weight)
+    step = step_of(model, name)
+    if isinstance(step, TowerStep):  # train_on_batch, which measures no noise scale
+        return step.run_in_graph(keras.utils.unpack_x_y_sample_weight(data))
+    with tf.control_dependencies(towers_of(model).newest[name].keep(data)):
+        return step(data)
 
 
 def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
@@ -220,41 +198,29 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
     else:
         batch = next(data)
         data = itertools.chain([batch], data)
-    check_arrays(*keras.utils.unpack_x_y_sample_weight(batch))
+    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
+    check_arrays(x, y, sample_weight)
     batch = batch_specs(batch)
-    if towers_of(model).gpus_per_tower > 1:  # stages are made of the layers of a built model
-        build(model, _parts("predict", batch)[0])
-    own = custom_step_of(model, name)
-    if own is None:
-        try:
-            x, y, sample_weight = _parts(name, batch)
-            if name != "predict":
-                build(model, x, y, sample_weight)
-            step = step_of(model, name, x)
-            step.check_agreement()
-            if name == "predict":
-                step.trace_tower(name, x, y, sample_weight)
-            else:
-                step.build_metrics(name, x, y, sample_weight)
-        except NeedsOtherTowers:  # run Keras' step like a custom step
-            own = custom_step_of(model, name, gathers=True)
-    if own is not None:
-        own.prepare(batch)
-        own.check_agreement()
-    towers_of(model).newest[name].prepare(*(_parts(name, batch) if own is None else [batch]))
+    if not overrides(model, f"{name}_step"):
+        x, y, sample_weight = batch_specs((x, y, sample_weight))
+        build(model, x, *(() if name == "predict" else (y, sample_weight)))
+    step = step_of(model, name)
+    if isinstance(step, TowerStep):
+        step.build_metrics(name, x, y, sample_weight)
+    else:
+        step.prepare(batch)
+    step.check_agreement()
+    towers_of(model).newest[name].prepare(batch)
     return data
 
 
 def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
     """Creates all variables for these specs; returns those that Keras' lists may lack."""
     _make_variables(model, "train", [specs])
-    own = custom_step_of(model, "train")
-    if (own or step_of(model, "train", specs)).has_unsaved_noise:
+    step = step_of(model, "train")
+    if step.has_unsaved_noise:
         warn_user(UNSAVED_NOISE)
-    if isinstance(own, DividedStep):
-        of_optimizer = model.optimizer.variables if model.optimizer else []
-        return own.unlisted([*model.variables, *of_optimizer, *model.metrics_variables])
-    if own is not None:
-        return own.variables
-    step = step_of(model, "train", specs)
-    return [*step.unlisted_variables, *(step.noise.variables if step.noise is not None else [])]
+    if isinstance(step, TowerStep):
+        return [*step.unlisted_variables, *(step.noise.variables if step.noise is not None else [])]
+    of_optimizer = model.optimizer.variables if model.optimizer else []
+    return [*step.unlisted([*model.variables, *of_optimizer, *model.metrics_variables])]

@@ -17,7 +17,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.divide.switch import is_switched_on
+from towers.divide.tower_step import TowerStep
 from towers.machine.argument_names import names_checked
 from towers.machine.choices import BATCH_NORM
 from towers.machine.devices import HOST, is_gpu, policy_of
@@ -92,8 +92,7 @@ def make_parallel(
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
     options: dict[str, Any] = {"batch_norm": batch_norm, "strategy": strategy}
-    cut = None if is_switched_on() else batch_norm  # divided towers meet between pieces of stages
-    check_stages(gpus_per_tower, stages, batch_norm=cut, strategy=strategy)
+    check_stages(gpus_per_tower, stages, strategy=strategy)
     devices = gpu_devices(gpus, count, gpus_per_tower)
     num_devices = len(devices) if gpus is None else len(device_indices(gpus))
     check_groups(num_devices, gpus_per_tower)
@@ -208,7 +207,7 @@ class ParallelModel(keras.Model):
                 if resume is None:
                     history = fit(*args, **kwargs)
                 else:
-                    batch_norm = towers.batch_norm or "average"
+                    batch_norm = towers.batch_norm or "synchronized"
                     history = resumed_fit(
                         self, fit, resume, fit_arguments(*args, **kwargs),
                         identity={"num_towers": towers.num_towers, "batch_norm": batch_norm},
@@ -226,8 +225,8 @@ class ParallelModel(keras.Model):
     def reset_metrics(self) -> None:
         """Resets the metrics, as Keras does before each epoch, and the noise scale."""
         super().reset_metrics()
-        step = towers_of(self).step
-        if step is not None and step.noise is not None:
+        step = towers_of(self).steps.get("train")
+        if isinstance(step, TowerStep) and step.noise is not None:
             step.noise.reset_state()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:

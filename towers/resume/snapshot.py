@@ -14,11 +14,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from towers.divide.tower_step import TowerStep
 from towers.machine.callback_internals import CALLBACK_FIELDS, says_averages
 from towers.resume.checkpoints import json_copy
 from towers.resume.train_state import plain
 from towers.resume.unsaved import Watched
-from towers.step import TowerStep
 
 OPTIONS, FULL_BATCH = "options", "full batch"  # in a checkpoint's state
 

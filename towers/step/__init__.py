@@ -1,5 +1,1 @@
-"""Makes one synchronous update: each arrow of the diagram in step.py has a file here."""
-
-from towers.step.tower_step import TowerStep
-
-__all__ = ["TowerStep"]
+"""Holds the arrows of the diagram: how a batch is split, and sums are made and sent."""

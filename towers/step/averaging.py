@@ -1,4 +1,4 @@
-"""Averages the values of T towers with one fixed tree of additions.
+"""Adds the values of T towers with one fixed tree of additions.
 
     tower:   0   1   2   3   4   5   6   7
               \\ /     \\ /     \\ /     \\ /
@@ -9,8 +9,7 @@
                            +
 
 The shape of the tree depends on the number of towers alone. The sum therefore has the same bits
-whichever device each tower ran on. Towers multiply their losses by w_i / sum(w_i) before the
-gradient. The weighted average sum(w_i * g_i) / sum(w_i) is then a plain sum.
+whichever device each tower ran on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,10 +17,9 @@ from typing import Any, TypeAlias, Union
 
 import tensorflow as tf
 
-from towers.step.lookups import add_slices
 from towers.step.transfers import transfer
 
-Values: TypeAlias = list[Any]  # V tensors, slices (see `lookups`) or None: one tower's, or sums
+Values: TypeAlias = list[Any]  # V tensors: one tower's, or sums
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 
@@ -63,14 +61,7 @@ def add_tree(tree: Tree) -> Values:
     if isinstance(tree, list):
         return tree
     left, right = tree
-    return [add(a, b) for a, b in zip(add_tree(left), add_tree(right), strict=True)]
-
-
-def add(left: Any, right: Any) -> Any:
-    """Returns left + right; `lookups.add_slices` adds embedding gradients, and None stays None."""
-    if left is None:
-        return None
-    return add_slices(left, right) if isinstance(left, tf.IndexedSlices | tuple) else left + right
+    return [a + b for a, b in zip(add_tree(left), add_tree(right), strict=True)]
 
 
 def subtrees(owners: Sequence[int]) -> list[tuple[int, range]]:

@@ -10,14 +10,11 @@ import numpy as np
 import tensorflow as tf
 
 from towers import __version__
-from towers.graph.levels import Dependence
 from towers.machine import choices
 from towers.machine.devices import HOST
 from towers.machine.keras_internals import all_layers
-from towers.machine.user_lines import line_of
 from towers.step.sharding import Placed, shard_sizes
 from towers.step.state import variable_digest
-from towers.step.structures import is_composite
 from towers.workers.workers import Workers
 
 
@@ -39,16 +36,6 @@ def check_layers(model: keras.Model) -> None:
                 f"layer {layer.name!r} is stateful=True: its state belongs to the rows of one "
                 "batch, which towers divide. Use stateful=False."
             )
-
-
-def check_shared(model: keras.Model, num_towers: int) -> None:
-    """Raises ValueError for variables that one tower can train, but several towers cannot."""
-    overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
-    if num_towers > 1 and overwritten:
-        raise ValueError(
-            f"variable {overwritten[0].path!r} takes its gradient for its value, as in a float8 "
-            "layer, and towers add gradients up. Use mixed_bfloat16, or one tower."
-        )
 
 
 def check_agreement(
@@ -87,71 +74,14 @@ def check_choice(name: str, value: str, allowed: Sequence[str]) -> None:
         raise ValueError(f"{name} ({value!r}) must be one of {', '.join(allowed)}.")
 
 
-_CLASSES = "SparseSoftmaxCrossEntropyWithLogits"  # its labels have one axis less than its logits
-# Operations that pair the rows of two tensors.
-_ROW_BY_ROW = (
-    "AddV2", "Sub", "Mul", "RealDiv", "SquaredDifference", "Maximum", "Minimum", "Equal",
-    "NotEqual", "Greater", "GreaterEqual", "Less", "LessEqual", "LogicalAnd", "SelectV2",
-    "SoftmaxCrossEntropyWithLogits", _CLASSES,
-)
-
-
 class BatchInCode(ValueError):
     """Signals that a model or a loss has a fixed batch size in its code."""
-
-
-def check_open_batch(outputs: Sequence[Any], facts: Any) -> None:
-    """Raises BatchInCode if outputs, by their ShardFacts, have as many rows for any batch."""
-    dense = [output for output in outputs if not is_composite(output)]
-    if dense:
-        check_no_fixed_batch(dense[0].graph, facts.dependence)
-    for output in dense:
-        operation = _fixing(output, facts.dependence)
-        if operation is not None and facts.rows.kind(output).fault:
-            raise BatchInCode(
-                f"{line_of(operation)} makes {output.shape[0]} rows of any batch: the batch size "
-                "is written into the code. Take it from the data: tf.shape(x)[0]."
-            )
-
-
-def _fixing(tensor: tf.Tensor, dependence: Dependence) -> tf.Operation | None:
-    """Returns the operation that fixed the number of a shard's rows; None if none did."""
-    while tensor.shape.rank and (tensor.shape[0] or 0) > 1:
-        shards = [v for v in tensor.op.inputs if dependence.local(v, but_sizes=True)]
-        if not shards:
-            return None
-        if any(v.shape.rank and v.shape[0] is None for v in shards):
-            return tensor.op
-        tensor = shards[0]
-    return None
-
-
-def check_no_fixed_batch(graph: tf.Graph, dependence: Dependence) -> None:
-    """Raises BatchInCode if a graph pairs a shard's rows with a fixed number of other rows."""
-    for operation in graph.get_operations():
-        if operation.type not in _ROW_BY_ROW:
-            continue
-        inputs, missing = list(operation.inputs), int(operation.type == _CLASSES)
-        ranked = [v for v in inputs if v.shape.rank]
-        rows = [v for v in ranked if v.shape[0] is None and dependence.local(v)]
-        for fixed in ranked:
-            is_paired = any(v.shape.rank == fixed.shape.rank + missing for v in rows)
-            if is_paired and (fixed.shape[0] or 0) > 1:
-                raise BatchInCode(
-                    f"{line_of(operation)} pairs the rows of a shard with {fixed.shape[0]} others: "
-                    "the batch size is written into the code. Take it from the data: "
-                    "tf.shape(x)[0], or tf.ones_like and tf.zeros_like."
-                )
 
 
 _PARTS = ("x", "y", "sample_weight")
 _DIFFER = "the parts of a batch differ in their number of rows: "
 _REMEDY = ". Give one row for each example in every part."
-GATHERED = (
-    "needs one row for each example of a shard. Gather two views of a batch one by one, and "
-    "concatenate them after that."
-)
-_SAID = re.compile(r"(?s)the parts of a batch .*?every part\.|towers\.gather, .*?after that\.")
+_SAID = re.compile(r"(?s)the parts of a batch .*?every part\.")
 _SCALAR = "none (a scalar)"
 
 

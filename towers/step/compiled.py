@@ -3,38 +3,11 @@
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from towers.machine import loss_internals
-from towers.step.checks import check_loss_scale
-from towers.step.loss_kinds import ModelLoss
-from towers.step.metrics import BatchMetrics, call_compute_loss, make_metrics, overrides
+from towers.step.metrics import overrides
 
 COMPILED = "compiled"  # stands for the value that the model's `compile` got
-
-
-def recipe_of(
-    model: keras.Model, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any,
-    parameter_device: str,
-) -> tuple[keras.optimizers.Optimizer, Any, Any, BatchMetrics]:
-    """Returns the built optimizer, the loss, its weights and the metrics, given `TowerStep`'s.
-
-    `COMPILED` stands for the optimizer or the loss that the model was compiled with. The compiled
-    loss brings its weights and the metrics, unless they are given.
-    """
-    missing = missing_of(model, optimizer, loss)
-    if "loss" in missing:
-        loss, weights = losses(model)
-        loss_weights = weights if loss_weights is None else loss_weights
-        metrics = BatchMetrics(model, parameter_device) if metrics is None else metrics
-    optimizer = keras.optimizers.get(model.optimizer if "optimizer" in missing else optimizer)
-    check_loss_scale(optimizer)
-    if not optimizer.built:  # LossScaleOptimizer would make its own variables twice
-        with tf.device(parameter_device):
-            optimizer.build(model.trainable_variables)
-    if not isinstance(metrics, BatchMetrics):
-        metrics = make_metrics(metrics, getattr(model, "output_names", None), parameter_device)
-    return optimizer, loss, loss_weights, metrics
 
 
 def missing_of(model: keras.Model, optimizer: Any, loss: Any) -> list[str]:
@@ -62,13 +35,6 @@ def check_steps(model: keras.Model) -> None:
                 f"model ({model.name!r}) has a custom {name}, which towers.train and TowerStep do "
                 "not run. Use towers.make_parallel(model, gpus=...) and its fit."
             )
-
-
-def losses(model: keras.Model) -> tuple[Any, Any]:
-    """Returns a compiled model's (loss, loss_weights); (None, None) if layers add all losses."""
-    if overrides(model, "compute_loss"):
-        return ModelLoss(call_compute_loss, model), None
-    return loss_internals.compile_arguments(model)[:2]
 
 
 def recompile(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> None:

@@ -18,7 +18,6 @@ import tensorflow as tf
 
 from towers.machine.devices import HOST
 from towers.step.averaging import Values
-from towers.step.sharding import shard_batch
 from towers.step.structures import Structure, batch_specs, components, packed
 
 _NODE = re.compile(r"\{\{node (.*?)\}\}")
@@ -26,30 +25,18 @@ _AROUND = re.compile(r"Graph execution error|Detected at node|<stack traces|\s+F
 
 
 @contextmanager
-def first_error(towers_in_turn: Callable[[], Any]) -> Iterator[None]:
-    """Replaces a CancelledError inside the with block by the error of `towers_in_turn`, if any."""
+def first_error(undivided: Callable[[], Any]) -> Iterator[None]:
+    """Replaces a CancelledError inside the with block by the error of `undivided`, if any."""
     try:
         yield
     except tf.errors.CancelledError as cancelled:
         try:
-            towers_in_turn()
+            undivided()
         except tf.errors.OpError as found:
             raise found from None
         except Exception as reason:  # a tower that cannot run outside of the graph
             raise cancelled from reason
         raise
-
-
-def run_in_turn(step: Any, name: str, *batch: Any) -> None:
-    """Runs a TowerStep's towers outside of a graph, one by one; changes no variable.
-
-    If the towers need values of other workers, which will not come, it does nothing.
-    """
-    with tf.device(HOST):
-        shards = shard_batch(batch, step.num_towers)
-    traced, weigh = step.tower.trace(name, shards[step.local_towers.start].values)
-    if step.cluster.num_workers == 1 or weigh is None and not traced.collectives:
-        step.run_towers(name, shards, *([tf.ones([])] if name == "train" else []))
 
 
 @contextmanager

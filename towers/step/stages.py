@@ -148,8 +148,6 @@ _COPIES = "a device of a stage needs that stage's parameters alone. Use strategy
 _REFUSED: dict[tuple[str, Any], str] = {
     ("strategy", "mirrored"): _COPIES,
     ("strategy", "sharded"): _COPIES,
-    ("batch_norm", "synchronized"): "towers would wait for each other within a stage. Use "
-    "batch_norm=average and no layer with synchronized=True, or fewer and larger towers.",
     ("jit_compile", True): "XLA would compile each stage separately, which changes the bits. Use "
     "jit_compile=False.",
 }

@@ -15,11 +15,6 @@ from towers.machine.devices import HOST, short_name
 from towers.machine.keras_internals import all_layers
 
 
-def is_seed(variable: Any) -> bool:
-    """Whether a variable is the state of a `keras.random.SeedGenerator`; Keras names them all."""
-    return variable.name == "seed_generator_state"
-
-
 def statistics(
     model: keras.Model, synchronized: Sequence[keras.layers.Layer] = ()
 ) -> list[keras.Variable]:
@@ -32,17 +27,6 @@ def statistics(
         if tf.as_dtype(variable.dtype).is_floating  # a subclass may count its steps
     }
     return [v for v in model.non_trainable_variables if id(v) in found]
-
-
-def tower_seeds(seeds: Sequence[tf.Tensor], tower_index: int) -> list[tf.Tensor]:
-    """Returns the random seeds, int64 vectors [seed, counter], that a tower starts from.
-
-    Tower 0 uses the model's seeds, so that a single tower computes the same as Keras.
-    """
-    if tower_index == 0:
-        return list(seeds)
-    fold = tf.random.experimental.stateless_fold_in
-    return [tf.cast(fold(tf.cast(seed, tf.int32), tower_index), seed.dtype) for seed in seeds]
 
 
 def variables_device(model: keras.Model) -> str:

@@ -126,22 +126,6 @@ def any_rows(value: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, value.dtype)
 
 
-def one_row(batch: Any) -> Any:
-    """Returns one row of zeros for each tensor, or spec, of a structure; None is kept."""
-    def row_of(tensor: Any) -> Any:
-        shape = [1, *(size or 1 for size in tensor.shape[1:])][:tensor.shape.rank]  # a scalar's: []
-        row, spec = tf.zeros(shape, tensor.dtype), any_rows(tensor)
-        if isinstance(spec, tf.SparseTensorSpec):
-            return tf.sparse.from_dense(row)
-        if isinstance(spec, tf.RaggedTensorSpec):
-            return tf.RaggedTensor.from_tensor(
-                row, ragged_rank=spec.ragged_rank, row_splits_dtype=spec.row_splits_dtype
-            )
-        return row
-
-    return map_tensors(row_of, batch)
-
-
 def components(batch: Any) -> list[Any]:
     """Returns a structure's tensors or specs; splits ragged and sparse ones, leaves out None."""
     return [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]

@@ -1,17 +1,17 @@
 """Decides whether XLA compiles the towers, as Keras does and for small loops, and which shards."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.graph.walk import before
 from towers.machine.devices import HOST, has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers, auto_jit_compile
+from towers.machine.loss_internals import compile_arguments
 from towers.step.compiled import COMPILED
-from towers.step.gathering import synchronized_layers
+from towers.step.metrics import overrides
 
 FIXED_SHAPES = "fixed shapes"  # compile only batches in which nothing but the rows varies
 
@@ -29,46 +29,34 @@ _BESIDE_LOOPS = (
 )
 
 
-def uses_xla(
-    model: keras.Model, devices: Sequence[str], jit_compile: bool | str, num_towers: int, loss: Any,
-    batch_norm: str | None,
-) -> bool | str:
+def uses_xla(model: keras.Model, devices: Sequence[str], jit_compile: bool | str) -> bool | str:
     """Returns whether XLA compiles the towers, or FIXED_SHAPES, given arguments of `TowerStep`.
 
     jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never compiles
         CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled
         or has the value that Keras chooses for "auto", return FIXED_SHAPES if `small_loops` is
-        true. Both skip recurrent loops that synchronized BatchNormalization would cut.
+        true.
 
-    Raises ValueError if it is True, and XLA lacks operations of a layer (such as cuDNN's for
-    recurrent layers on a GPU), or synchronized BatchNormalization cuts a recurrent loop.
+    Raises ValueError if it is True, and XLA lacks operations of a layer, such as cuDNN's for
+    recurrent layers on a GPU.
     """
-    # A cut would put a loop's forward and backward part, which share lists, into two programs.
-    has_loop = any(isinstance(layer, L.RNN) for layer in all_layers(model))
-    is_cut = has_loop and num_towers > 1 and bool(synchronized_layers(model, batch_norm))
     if jit_compile in ("auto", COMPILED):  # like Keras, do not compile what XLA cannot
         # Keras stores no "auto". So a model whose `compile` got False, where Keras' rule gives it,
         # counts as "auto", because most models are compiled without a value.
         is_auto = jit_compile == "auto" or bool(model.jit_compile) == auto_jit_compile(model)
         is_told = model.compiled and not is_auto
         follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-        return not is_cut and (follows or not is_told and small_loops(model, loss) and FIXED_SHAPES)
-    if jit_compile:
-        for layer in all_layers(model):
-            if not layer.supports_jit:
-                raise ValueError(
-                    f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
-                    f"{type(layer).__name__}. Use jit_compile=False."
-                )
-        if is_cut:
+        return follows or not is_told and small_loops(model) and FIXED_SHAPES
+    for layer in all_layers(model) if jit_compile else ():
+        if not layer.supports_jit:
             raise ValueError(
-                "jit_compile=True: XLA cannot compile recurrent layers in towers that meet in "
-                "between, for synchronized BatchNormalization. Use jit_compile=False."
+                f"jit_compile=True: XLA cannot compile layer {layer.name!r}, a "
+                f"{type(layer).__name__}. Use jit_compile=False."
             )
     return jit_compile
 
 
-def small_loops(model: keras.Model, loss: Any) -> bool:
+def small_loops(model: keras.Model) -> bool:
     """Whether XLA makes the model faster on a machine without GPUs, for sequences of one length.
 
     The loops of small recurrent layers run thousands of small operations a step, which XLA fuses.
@@ -79,8 +67,9 @@ def small_loops(model: keras.Model, loss: Any) -> bool:
     loops = [layer for layer in layers if type(layer) in _LOOPS]
     if not loops or has_gpus():
         return False
+    loss = compile_arguments(model)[0] if model.compiled else None
     given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
-    return (
+    return not overrides(model, "compute_loss") and (
         all(
             loop.units <= _MOST_UNITS and not loop.unroll
             and loop.compute_dtype in ("float32", "float64")
@@ -97,33 +86,6 @@ def small_loops(model: keras.Model, loss: Any) -> bool:
 def _is_keras(value: Any) -> bool:
     """Whether Keras defines a function, a class or the class of an object."""
     return getattr(value, "__module__", "").startswith("keras.")
-
-
-def checks_of_kernels(graph: tf.Graph, arguments: Iterable[tf.Tensor]) -> list[tf.Tensor]:
-    """Adds the checks that CPU kernels make and XLA does not to a graph; returns scalar bools.
-
-    XLA reads another row for an index out of range, makes the loss of such a label NaN, and drops
-    assertions. Values that depend on more than the `arguments` are not checked.
-    """
-    given, found = {v.name for v in arguments}, []
-    for op in graph.get_operations():
-        size = None
-        if op.type == "Assert":
-            found.append(tf.reduce_all(op.inputs[0]))
-        elif op.type == "SparseSoftmaxCrossEntropyWithLogits":
-            logits = op.inputs[0]  # TensorFlow joins all axes but the last one
-            size = (logits.op.inputs[0] if logits.op.type == "Reshape" else logits).shape[-1]
-        elif op.type == "GatherV2" and (axis := tf.get_static_value(op.inputs[2])) is not None:
-            size = op.inputs[0].shape[int(axis)]
-        if size is not None:
-            index = op.inputs[1]
-            found.append(tf.reduce_all((index >= 0) & (index < tf.cast(size, index.dtype))))
-    return [
-        check for check in found if not any(
-            v.op.type == "Placeholder" and not is_given
-            for v, is_given in before([check], lambda v: v.name in given)
-        )
-    ]
 
 
 class FullBatch:

@@ -24,7 +24,7 @@ from towers.app.reporting.report import Report
 from towers.app.training.build import build
 from towers.machine import nvidia
 from towers.machine.devices import CPU, GPU
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 from towers.workers.cluster import Cluster
 
 config = partial(run_test.config, device="cpu")

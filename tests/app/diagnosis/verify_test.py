@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from towers.app.diagnosis.verify import multiplied_in, verify_gradients
-from towers.step import TowerStep
+from towers.divide.tower_step import TowerStep
 from towers.step.compiled import losses
 
 LOSS = "sparse_categorical_crossentropy"

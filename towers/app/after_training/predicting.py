@@ -182,7 +182,7 @@ def _prepare(
         out.line(labelled("", note))
     for warning in dataset.warnings:
         out.warn(warning)
-    own_rows, size = reads_own_rows(model, examples), config.global_batch_size(num_devices)
+    own_rows, size = reads_own_rows(examples), config.global_batch_size(num_devices)
     parallel = parallel_on(
         model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names,
         own_rows=own_rows, full_batch=FullBatch(size),

@@ -101,7 +101,7 @@ def show_plan(run: Run, out: Report) -> None:
         lines.append("Counted as on GPUs: logical CPU devices share one memory.")
     else:
         lines = plan.table(plan.traffic(step, run.batch_size, spec))
-    once = getattr(step, "ran_once", [])  # of a step that TOWERS_DIVIDE=1 divides
+    once = step.ran_once
     lines += ["Computed once for the whole batch, not in every tower:"] * bool(once)
     for line in [*lines, *map(str, once)]:
         out.line(line)

@@ -13,8 +13,9 @@ import keras
 import tensorflow as tf
 from rich import filesize
 
+from towers.divide.tower_step import TowerStep
 from towers.machine.devices import short_name, tower_range
-from towers.step import TowerStep, structures
+from towers.step import structures
 from towers.step.sharding import shard_sizes
 from towers.step.structures import is_composite, map_tensors
 

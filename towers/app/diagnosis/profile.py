@@ -22,9 +22,9 @@ import tensorflow as tf
 from towers.app.datasets.batches import Examples, shuffled_batches
 from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
+from towers.divide.tower_step import TowerStep
 from towers.machine.devices import count_cores, is_gpu
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
-from towers.step import TowerStep
 from towers.step.prefetch import prefetched
 
 WAITING, GRADIENTS, UPDATE = "waiting for input", "gradients", "update"

@@ -11,11 +11,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.divide import chosen
+from towers.divide.tower_step import TowerStep
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
-from towers.step import TowerStep
-from towers.step.gathering import synchronized_layers
 from towers.workers.workers import Workers
 
 # Rounding errors to expect, by the dtype that matmuls and convolutions multiply in, coarsest last.
@@ -27,8 +25,8 @@ _TOLERANCES = {"float64": 1e-10, "float32": 1e-3, "TF32": 2e-2, "float16": 2e-2,
 # says nothing. So differences are divided by at least this part of the largest gradient.
 _NEGLIGIBLE = 1e-2
 _UNKNOWN = (
-    "which loss or layer it is cannot be told. Look for what computes across the rows of a batch "
-    "and use towers.gather(rows) there, with towers.make_parallel(model, gpus)"
+    "a kernel or towers itself computes something else. Please report the model, and train with "
+    "num_towers=1 until then"
 )
 
 
@@ -52,8 +50,7 @@ class Verification(NamedTuple):
             return None
         return (
             "`verify_gradients` has found that the averaged gradient is not the full-batch "
-            f"gradient: {self}; or num_towers=1, whose shard is the batch. verify_gradients=warn "
-            "trains all the same."
+            f"gradient: {self}. verify_gradients=warn trains all the same."
         )
 
     def __str__(self) -> str:
@@ -77,7 +74,7 @@ def verify_gradients(
     The graph of `step` is traced without noise, so make it for this check alone.
     """
     model = step.model
-    one_tower = chosen.TowerStep(
+    one_tower = TowerStep(
         model, "sgd", loss, loss_weights=loss_weights, devices=step.devices[:1], num_towers=1,
         policy=step.policy, cluster=Workers(), jit_compile=step.uses_xla,
     )
@@ -91,19 +88,18 @@ def verify_gradients(
     by_design = []
     if step.num_towers > 1:
         if step.has_unsaved_noise:
-            by_design.append("each tower draws its own random numbers by tf.random")
-        synchronized = synchronized_layers(model, step.batch_norm)
+            by_design.append("tf.random draws other numbers for each computation")
         names = [
             layer.name for layer in all_layers(model)
-            if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
-        ]
+            if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+        ] if step.batch_norm != "synchronized" else []
         if names:
             by_design.append(f"each tower normalizes by its own shard in {', '.join(names)}")
     difference, path = _compared(averaged, expected, [v.path for v in step.trainable_variables])
     found = Verification(difference, path, coarsest, by_design)
     if difference <= _TOLERANCES[coarsest]:
         return found
-    return found._replace(cause=" ".join(step.faults) or ("" if by_design else _UNKNOWN))
+    return found._replace(cause="" if by_design else _UNKNOWN)
 
 
 def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:

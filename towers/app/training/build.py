@@ -18,17 +18,14 @@ from towers.app.named import one_line
 from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
-from towers.divide import chosen
-from towers.divide.switch import is_switched_on
+from towers.divide.tower_step import TowerStep
 from towers.machine import devices as devices_lib, places
 from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
 from towers.machine.gpus import gpu_devices
 from towers.machine.logical import logical_gpus, undivided_cpu
 from towers.resume.source import InputOptions, num_steps
 from towers.resume.train_state import Monitor, find_monitor
-from towers.step import TowerStep
 from towers.step.compiled import COMPILED, check_steps, directions, recompile
-from towers.step.metrics import reads_inputs
 from towers.step.stages import check_groups, check_stages
 from towers.step.structures import symbolic
 from towers.workers.workers import Workers, join_workers
@@ -107,11 +104,11 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
         make_step = partial(
-            chosen.TowerStep, model, devices=devices, num_towers=num_towers,
+            TowerStep, model, devices=devices, num_towers=num_towers,
             batch_norm=config.batch_norm, nonfinite=config.nonfinite, jit_compile=jit_compile,
             strategy=config.strategy, gpus_per_tower=config.gpus_per_tower,
             stages=config.stage_names, policy=policy, noise_scale=config.noise_scale,
-            own_rows=reads_own_rows(model, train),
+            own_rows=reads_own_rows(train),
             batch_size=min(batch_size, train.num_examples),
         )
         step = make_step()
@@ -167,11 +164,11 @@ def _prepare_model(
     return notes + (schedule_notes(config, steps_an_epoch) if config.has_schedule else [])
 
 
-def reads_own_rows(model: keras.Model, examples: Examples) -> bool:
+def reads_own_rows(examples: Examples) -> bool:
     """Whether each of several workers reads only its towers' examples."""
     takes_time = examples.source.how != "" or examples.augment is not None
     can_choose = join_workers().num_workers > 1 and examples.source.reads_rows
-    return can_choose and takes_time and not reads_inputs(model)
+    return can_choose and takes_time
 
 
 def _build_metrics(step: TowerStep, examples: Examples) -> None:
@@ -198,9 +195,9 @@ def find_devices(config: TrainConfig) -> list[str]:
     If the machine or a TensorFlow that has started does not fit them, it raises ValueError.
     """
     each = config.gpus_per_tower
-    cut = None if is_switched_on() else config.batch_norm
-    check_stages(each, config.stage_names, strategy=config.strategy, batch_norm=cut,
-                 jit_compile=config.jit_compile)
+    check_stages(
+        each, config.stage_names, strategy=config.strategy, jit_compile=config.jit_compile
+    )
     if config.logical_gpus is not None:
         logical_gpus(config.logical_gpus)
     threads = config.cpu_threads if device_kind(config.device) == "cpu" else None

@@ -10,7 +10,7 @@ import keras
 from towers.app.config import TrainConfig
 from towers.app.continued import identity
 from towers.app.training.build import Run
-from towers.graph.repeatable import UNSAVED_NOISE
+from towers.divide.repeatable import UNSAVED_NOISE
 from towers.resume import checkpoints, run_dir
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, variables_of
