@@ -387,14 +387,6 @@ def test_prefetched_batches_are_cut_by_the_step():
     np.testing.assert_allclose(logs["loss"], make_step(dense())(*numbers(11))["loss"], rtol=1e-10)
 
 
-@pytest.mark.parametrize("option", [
-    {"strategy": "mirrored"}, {"own_rows": True},
-])
-def test_an_option_that_divided_steps_lack_is_an_error(option):
-    with pytest.raises(ValueError, match=f"TOWERS_DIVIDE=1 cannot be .* {next(iter(option))} yet"):
-        make_step(dense(), **option)
-
-
 def test_the_switch_chooses_the_class(monkeypatch):
     divided = towers.TowerStep
     assert divided is chosen.TowerStep and divided.__module__ == "towers.divide.tower_step"
