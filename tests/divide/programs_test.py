@@ -303,12 +303,3 @@ def test_what_a_step_assigns_follows_from_the_whole_batch():
         return model
 
     fit_alike(make, x, y, num_towers=3, batch_size=11, epochs=2)
-
-
-def test_an_option_that_divided_steps_lack_is_an_error():
-    x, y, _ = classes(11)
-    model = keras.Sequential([keras.Input((6,)), L.Dense(3)])
-    parallel = towers.make_parallel(model, 2, strategy="mirrored")
-    parallel.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="TOWERS_DIVIDE=1 cannot be .* strategy "):
-        parallel.train_on_batch(x, y)
