@@ -20,7 +20,7 @@ import towers
 from benchmarks.clocks import Clock, throughput
 from benchmarks.machine import count_cores, is_rehearsal, peak_memory_mb
 from benchmarks.workloads import WORKLOADS, Workload
-from towers.step.step import Computed
+from towers.divide.parts import Parts
 
 # Options of TowerStep. By default, each device has one tower, and the parameters are on /cpu:0.
 TOWERS: dict[str, dict[str, Any]] = {
@@ -53,19 +53,27 @@ class Trainer(NamedTuple):
 
 
 class LimitStep(towers.TowerStep):
-    """Towers without averaging and without the update: an upper bound of a step's speed."""
+    """Towers without additions and without the update: an upper bound of a step's speed."""
 
-    def _add_up(self, outputs: Any, shards: Any) -> Computed:
-        with tf.device(self.parameter_device):
-            predictions = None if shards is None else self._predictions(outputs, shards)
-        return Computed(outputs, [], {}, predictions, None)
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._limit = tf.function(self._compute, autograph=False)
 
-    def update(self, computed: Any) -> tf.Tensor:
-        used, outputs = [], computed.tree
-        for output, device in zip(outputs, self.tower_devices, strict=True):
+    def train_batch(
+        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Any = None
+    ) -> dict[str, tf.Tensor]:
+        """Computes the loss and the parts of the gradients."""
+        return {"loss": self._limit((x, y, sample_weight), placed)}
+
+    def _compute(self, batch: Any, placed: Any) -> tf.Tensor:
+        _, (loss, gradients), _ = self.steps.divided["gradients"].with_parts(batch, placed)
+        used = list(loss.values)
+        dense = [each for each in gradients if isinstance(each, Parts)]  # no slices, nor None
+        for t, device in enumerate(self.tower_devices):
             with tf.device(device):  # TensorFlow would prune gradients that nothing uses
-                used.append(tf.add_n([tf.reshape(g, [-1])[0] for g in output.gradients]))
-        return tf.add_n([*used, *[output.loss for output in outputs]])
+                own = [each.values[t] for each in dense]
+                used.append(tf.add_n([tf.reshape(value, [-1])[0] for value in own]))
+        return tf.add_n(used)
 
 
 def make_step(workload: Workload, contender: str, num_devices: int) -> towers.TowerStep:

@@ -44,6 +44,10 @@ def measure_exchange(megabytes: Sequence[float], rounds: int) -> dict[str, Any]:
     return {"sizes": sizes, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}
 
 
+def _sum(step: towers.TowerStep, values: list[Any]) -> Any:
+    return step.exchange.reduce([values], step.tower_devices, add_on_devices=False)
+
+
 def _measure_size(step: towers.TowerStep, megabytes: float, rounds: int) -> dict[str, Any]:
     num_workers = step.cluster.num_workers
     length = max(1, round(megabytes * 1e6 / 4 / NUM_TENSORS))
@@ -52,7 +56,7 @@ def _measure_size(step: towers.TowerStep, megabytes: float, rounds: int) -> dict
 
     @tf.function(autograph=False)
     def exchange(*values: tf.Tensor) -> list[tf.Tensor]:
-        return tf.nest.flatten(step.strategy.reduce([list(values)], step.tower_devices))
+        return tf.nest.flatten(_sum(step, list(values)))
 
     @tf.function(autograph=False)
     def ring(packed: tf.Tensor) -> tf.Tensor:
@@ -87,7 +91,7 @@ def _agree_on_calls(step: towers.TowerStep, seconds: float) -> int:
 
     @tf.function(autograph=False)
     def add_up(value: tf.Tensor) -> list[tf.Tensor]:
-        return tf.nest.flatten(step.strategy.reduce([[value]], step.tower_devices))
+        return tf.nest.flatten(_sum(step, [value]))
 
     (total,) = add_up(tf.constant([seconds]))
     return max(1, round(TURN_SECONDS * step.cluster.num_workers / float(total[0])))

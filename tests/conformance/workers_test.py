@@ -24,7 +24,7 @@ from tests.conformance.cases import BUILDERS, ODD, noisy, rows
 from tests.conformance.custom_step_cases import OWN, VAE, OwnCase
 from tests.conformance.gans import update
 from tests.processes import run_all
-from tests.step.assigned_test import keeps
+from tests.conformance.assigned_test import keeps
 from towers.machine.devices import GPU
 from towers.workers import workers
 

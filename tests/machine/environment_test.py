@@ -19,7 +19,7 @@ import towers
 from tests import processes
 from towers.machine import environment
 from towers.machine.user_lines import (
-    current_line, is_of_keras, line_of, line_of_error, TowersWarning, warn_user,
+    current_line, line_of, line_of_error, TowersWarning, warn_user,
 )
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).name
@@ -195,24 +195,6 @@ def test_an_error_knows_the_innermost_line_that_it_or_its_cause_came_through():
     assert line_of_error(error) is None
     error.__cause__ = caught.value
     assert line_of_error(error) == line
-
-
-def test_what_keras_own_layers_make_is_told_from_what_a_user_writes_in_one():
-    made = {}
-
-    class Squares(keras.layers.Layer):
-        def call(self, x):
-            return keras.ops.square(x)
-
-    def body(x):
-        for layer in (keras.layers.LayerNormalization(scale=False, center=False), Squares()):
-            made[type(layer).__name__] = layer(x).op
-
-    with tf.Graph().as_default():
-        body(tf.compat.v1.placeholder(tf.float32, [None, 2]))
-    assert is_of_keras(made["LayerNormalization"], "layers")
-    assert not is_of_keras(made["Squares"], "layers")
-    assert not is_of_keras(made["LayerNormalization"], "metrics")
 
 
 def test_warnings_name_the_users_line():

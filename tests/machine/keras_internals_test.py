@@ -4,7 +4,6 @@ import contextlib
 
 import keras
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from towers.machine import callback_internals, keras_internals, loss_internals
@@ -127,58 +126,6 @@ def test_stored_value():
         assert keras_internals.stored_value(late) is None
 
 
-def test_stored_in():
-    optimizer, other = keras.optimizers.SGD(), tf.Variable(5, dtype="int64")
-    parameter = keras.Variable([1.0])
-    optimizer.build([parameter])
-    with keras_internals.stored_in([optimizer.iterations], [other]):
-        optimizer.apply([tf.constant([1.0])], [parameter])
-        assert int(optimizer.iterations) == 6
-    assert int(other) == 6 and int(optimizer.iterations) == 0
-
-
-def test_store_in_and_slices_updated():
-    parameter, optimizer = keras.Variable([[1.0], [2.0]]), keras.optimizers.SGD(1.0, momentum=0.5)
-    optimizer.build([parameter])
-    variables, parts = [parameter, optimizer.variables[2]], [tf.Variable([[i]]) for i in (3.0, 4.0)]
-    with keras_internals.slices_updated(optimizer, variables, parts):
-        optimizer.apply([tf.constant([[1.0]])], [parameter])
-    assert [float(part[0, 0]) for part in parts] == [4.0, 1.0]
-    assert [v.shape for v in variables] == [(2, 1)] * 2 and float(parameter.value[1, 0]) == 2.0
-    keras_internals.store_in(parameter, parts[0])
-    assert parameter.numpy().tolist() == [[4.0]]
-
-
-def test_optimized_variables():
-    variables, adam = [keras.Variable([1.0]), keras.Variable([2.0])], keras.optimizers.Adam
-    for optimizer in (adam(), keras.optimizers.LossScaleOptimizer(adam())):
-        optimizer.build(variables)
-        found = keras_internals.optimized_variables(optimizer)
-        assert [v is w for v, w in zip(found, variables, strict=True)] == [True, True]
-
-
-def test_surroundings():
-    around, seen = [], []
-
-    class Inner(keras.layers.Layer):
-        def call(self, x, training=None):
-            seen.append((training, x.dtype.name))
-            return x
-
-    inner = Inner(dtype="mixed_float16")
-
-    class Outer(keras.layers.Layer):
-        def call(self, x, training=None):
-            around.append(keras_internals.surroundings())
-            return inner(x)
-
-    Outer(dtype="mixed_float16")(tf.ones([2, 3]), training=True)
-    with around[0]():
-        inner(tf.ones([2, 3]))
-    inner(tf.ones([2, 3]))
-    assert [training for training, _ in seen] == [True, True, None]
-
-
 C = keras.callbacks
 
 
@@ -256,83 +203,12 @@ def two_outputs():
     return keras.Model(x, [L.Dense(2, name="a")(x), L.Dense(1, name="b")(x)])
 
 
-def test_keras_mask():
-    masked = L.Masking()(tf.constant([[[1.0], [0.0]]]))
-    np.testing.assert_array_equal(loss_internals.keras_mask(masked), [[True, False]])
-    assert loss_internals.keras_mask(tf.ones([1])) is None
-
-
-def test_marked():
-    @tf.function(autograph=False)
-    def loss(y, y_pred):
-        y_pred = tf.identity(y_pred)
-        loss_internals.marked(y_pred, {"mask": tf.constant([True, False])})
-        return keras.losses.MeanSquaredError()(y, y_pred)
-
-    assert loss(tf.zeros([2, 1]), tf.constant([[2.0], [9.0]])).numpy() == 4.0
-
-
-@pytest.mark.parametrize("activation, mark", [
-    (keras.activations.sigmoid, "logits"), (keras.activations.softmax, "logits"),
-    (tf.nn.sigmoid, "Sigmoid"), (tf.nn.softmax, "Softmax"), (tf.nn.relu, None),
-])
-def test_marks_of(activation, mark):
-    @tf.function(autograph=False)
-    def loss(z):
-        marks = loss_internals.marks_of(activation(z))
-        assert set(marks) == {mark} - {None}
-        y_pred = loss_internals.marked(tf.identity(activation(z)), marks)
-        return keras.losses.CategoricalCrossentropy()(tf.constant([[0.0, 1.0]]), y_pred)
-
-    found, expected = loss(tf.constant([[50.0, 0.0]])), 50.0 if mark else 16.118
-    if activation is not tf.nn.sigmoid:  # which a categorical crossentropy does not look for
-        np.testing.assert_allclose(found, expected, rtol=1e-3)
-
-
-def test_function_loss():
-    loss = loss_internals.function_loss(lambda y, y_pred: tf.reduce_sum(y_pred - y, axis=-1))
-    assert isinstance(loss, keras.losses.Loss)
-    assert loss.reduction == "sum_over_batch_size"
-    assert loss(tf.zeros([2, 2]), tf.constant([[1.0, 2.0], [3.0, 8.0]])).numpy() == 7.0
-
-
 def test_compile_arguments():
     model = two_outputs()
     assert loss_internals.compile_arguments(model) == (None, None, None, None)
     given = ["mse", "mae"], [2.0, 3.0], ["mae", "mse"], [["mae"], []]
     model.compile("sgd", *given)
     assert loss_internals.compile_arguments(model) == given
-
-
-def test_loss_terms():
-    y, p = np.ones((2, 1)), np.zeros((2, 1))
-    one, other = keras.losses.MeanSquaredError(), keras.losses.MeanAbsoluteError()
-    cases = [
-        # loss, loss_weights, y, y_pred, sample_weight; each term's loss, factor and sample_weight
-        (one, None, y, p, None, [(one, 1, None)]),
-        ([one, other], None, y, p, None, [(one, 1, None)]),  # Keras computes the first alone
-        (one, 2, [y, y], [p, p], y, [(one, 2, y), (one, 2, y)]),
-        ([one, None], [2.0, 1.0], [y], [p, p], None, [(one, 2, None)]),
-        ({"b": other, "a": one}, {"b": 3.0, "a": 2.0}, {"a": y, "b": y}, [p, p], None,
-         [(one, 2, None), (other, 3, None)]),
-        ({"a": [one, other]}, None, {"a": y, "b": y}, {"a": p, "b": p}, {"a": p, "b": y},
-         [(one, 1, p), (other, 1, p)]),
-    ]
-    for loss, loss_weights, labels, predictions, weight, expected in cases:
-        losses = loss_internals.LossTerms(loss, loss_weights, ["a", "b"])
-        for _ in range(2):
-            terms = losses.terms(labels, predictions, weight)
-            assert [(t.loss, t.factor, t.sample_weight) for t in terms] == expected
-            assert all(term.y is y and term.y_pred is p for term in terms)
-
-
-def test_track_output_losses():
-    model = two_outputs()
-    model.compile("sgd", ["mse", "mae"])
-    y = [tf.zeros([4, 2]), tf.zeros([4, 1])]
-    loss_internals.track_output_losses(model, y, [tf.fill([4, 2], 3.0), y[1]], None)
-    means = {name: float(value) for name, value in model.get_metrics_result().items()}
-    assert means == {"loss": 0.0, "a_loss": 9.0, "b_loss": 0.0}
 
 
 def test_compiled_metrics():
@@ -372,3 +248,9 @@ def test_loss_tracker():
         x, y = np.ones([4, 3]), model(np.ones([4, 3]))
         model.train_on_batch(x, tf.nest.map_structure(np.asarray, y))
         assert tracker.count.numpy() == 4
+
+
+def test_store_in():
+    parameter, other = keras.Variable([[1.0], [2.0]]), tf.Variable([[4.0], [5.0]])
+    keras_internals.store_in(parameter, other)
+    assert parameter.numpy().tolist() == [[4.0], [5.0]]

@@ -5,7 +5,6 @@ import gc
 import re
 import weakref
 
-import pytest
 import tensorflow as tf
 
 from tests import processes
@@ -30,41 +29,6 @@ def test_keep_whole():
     marked = tf.function(lambda x: x * 2.0, experimental_attributes=attributes)
     definition = marked.get_concrete_function(tf.TensorSpec([])).function_def
     assert [definition.attr[name].b for name in attributes] == [True]
-
-
-def test_without_xla():
-    """XLA has no operations for text."""
-    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([], tf.string)])
-    def compiled(text):
-        return tf.strings.length(text)
-
-    @tf.function(autograph=False)
-    def length(text):
-        return tensorflow_internals.without_xla(compiled, text)
-
-    assert length(tf.constant("four")) == 4
-    with pytest.raises(tf.errors.InvalidArgumentError, match="(?i)xla"):
-        compiled("four")
-
-
-def test_run_independently():
-    @tf.function(autograph=False)
-    def checked(x):
-        tf.debugging.assert_positive(x)
-        return x
-
-    @tf.function(autograph=False)
-    def both(x):
-        for result in (checked(x), tf.cond(x > 1, lambda: checked(x), lambda: x)):
-            tensorflow_internals.run_independently(result)
-
-    graph = both.get_concrete_function(tf.TensorSpec([])).graph
-    calls = [op for op in graph.get_operations() if op.op_def.is_stateful]
-    assert [op.type for op in calls] == ["StatefulPartitionedCall", "If"]
-    assert not any(op.control_inputs for op in calls)
-    assert set(calls) <= set(graph.control_outputs)  # they run although nothing reads them
-    with pytest.raises(tf.errors.InvalidArgumentError):
-        both(tf.constant(-1.0))
 
 
 def test_own_threads():
@@ -93,43 +57,6 @@ def test_colocation():
             tf.identity(one, name="two")
     nodes = {node.name: node for node in graph.as_graph_def().node}
     assert nodes["two"].attr[tensorflow_internals.COLOCATION].list.s == [b"loc:@one"]
-
-
-def test_variable_class():
-    made, methods = tf.Variable(1.0), ("value", "read_value", "sparse_read", "assign_add")
-    assert type(made) is tensorflow_internals.VARIABLE_CLASS
-    assert all(hasattr(tensorflow_internals.VARIABLE_CLASS, name) for name in methods)
-
-
-def test_scratch_graph():
-    with tensorflow_internals.SCRATCH_GRAPH("once").as_default():
-        made = tf.Variable(lambda: tf.fill([2], 3.0))
-        assert not hasattr(made + 1.0, "numpy")
-    assert type(made) is tensorflow_internals.VARIABLE_CLASS and made.numpy().tolist() == [3.0, 3.0]
-
-
-def test_replace_input_and_read_instead():
-    @tf.function(autograph=False)
-    def other_instead(x, other):
-        y = x * 2.0
-        doubled, tripled, alone = y + y, y * 3.0, x * 4.0
-        tensorflow_internals.read_instead(y, other)
-        tensorflow_internals.replace_input(alone.op, 0, other)
-        return tf.stack([doubled, tripled, alone])
-
-    assert other_instead(tf.constant(1.0), tf.constant(5.0)).numpy().tolist() == [10.0, 15.0, 20.0]
-
-
-def test_left_out():
-    @tf.function(autograph=False)
-    def doubled(x):
-        dead = tf.sqrt(x)
-        tensorflow_internals.left_out(dead.graph, {dead.op.name})
-        return x * 2.0
-
-    function = doubled.get_concrete_function(tf.TensorSpec([]))
-    assert float(function(tf.constant(3.0))) == 6.0
-    assert "Sqrt" not in [node.op for node in function.function_def.node_def]
 
 
 def test_define_functions():
@@ -207,28 +134,6 @@ def test_custom_gradients_are_forgotten_with_the_graphs_that_they_keep():
 def test_none_spec():
     data = tf.data.Dataset.range(2).map(lambda i: (i, None))
     assert isinstance(data.element_spec[1], tensorflow_internals.NONE_SPEC)
-
-
-def test_recomputed_by():
-    def f(x, factor):
-        return x * factor
-
-    called = []
-
-    def call(function, args, kwargs):
-        called.append(function)
-        return function(*args, **kwargs) + 1.0
-
-    wrapped = tf.recompute_grad(f)
-
-    @tf.function(autograph=False)
-    def traced(x):
-        return wrapped(x, factor=3.0)
-
-    with tensorflow_internals.recomputed_by(call):
-        assert traced(tf.constant(2.0)) == 7.0
-    assert called == [f]
-    assert wrapped(tf.constant(2.0), factor=3.0) == 6.0
 
 
 def test_evaluated():

@@ -18,7 +18,7 @@ from tests.bits import bits
 from tests.conformance.cases import noisy
 from tests.conformance.cases import rows as random_rows
 from tests.parallel.fits import Fits, Interrupt, classifier, rows
-from tests.step.assigned_test import keeps
+from tests.conformance.assigned_test import keeps
 from towers.resume import checkpointer, checkpoints
 from towers.resume import resumed_fit as resumed_fit
 

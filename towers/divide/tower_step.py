@@ -149,7 +149,7 @@ class TowerStep:
             strategy, self.optimizer, self.trainable_variables, self.tower_devices, self.policy
         )  # fmt: skip
         self.full_batch = FullBatch(batch_size)
-        self._steps = KerasSteps(
+        self.steps = KerasSteps(
             self._twin, self.trainable_variables, self._machine, cluster=self.cluster,
             batch_norm=batch_norm, nonfinite=nonfinite, noise=self.noise, metrics=self.metrics,
         )  # fmt: skip
@@ -240,7 +240,7 @@ class TowerStep:
     def unlisted_variables(self) -> list[Any]:
         """Returns variables that the model uses but Keras does not list; found while tracing."""
         listed = [*self.model.variables, *self.optimizer.variables, *self.metrics.variables]
-        return self._steps.divided["train"].unlisted(listed)
+        return self.steps.divided["train"].unlisted(listed)
 
     @property
     def optimizer(self) -> Any:
@@ -250,7 +250,7 @@ class TowerStep:
     @property
     def has_unsaved_noise(self) -> bool:
         """Whether a traced step draws noise with tf.random, whose state cannot be saved."""
-        return any(step.has_unsaved_noise for step in self._steps.divided.values())
+        return any(step.has_unsaved_noise for step in self.steps.divided.values())
 
     @property
     def ran_once(self) -> list[RanOnce]:
@@ -258,11 +258,11 @@ class TowerStep:
 
         They are in the form of `towers.ran_once`, and describe the update that was traced last.
         """
-        return self._steps.divided["train"].ran_once(self._num_rows)
+        return self.steps.divided["train"].ran_once(self._num_rows)
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or variables."""
-        self._steps.divided["train"].check_agreement()
+        self.steps.divided["train"].check_agreement()
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Makes `metrics_variables`, as the first batch does; name: "train" or "test"."""
@@ -271,7 +271,7 @@ class TowerStep:
     def graph_of_update(self, *specs: Any) -> tf.Graph:
         """Returns the graph of an update of a batch of these specs, as --plan reads it."""
         self._prepare("train", map_tensors(any_rows, specs))
-        update = tf.function(functools.partial(self._steps.train, False), autograph=False)
+        update = tf.function(functools.partial(self.steps.train, False), autograph=False)
         return update.get_concrete_function(specs, None).graph
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
@@ -301,7 +301,7 @@ class TowerStep:
                 if not self.traces:
                     self.check_agreement()
                 self._prepare(name, specs)
-                method = getattr(self._steps, name)
+                method = getattr(self.steps, name)
                 if name == "train":
                     method = functools.partial(method, is_measured)
                 function = tf.function(method, autograph=False)
@@ -311,7 +311,7 @@ class TowerStep:
             if name == "train" and self.num_towers > 1:
                 warn_of(self.ran_once, self.model.name, "step.ran_once")
         # The step of the gradients makes no update.
-        alone = self._steps.divided["gradients" if name in ("train", "diagnosis") else name]
+        alone = self.steps.divided["gradients" if name in ("train", "diagnosis") else name]
         undivided = functools.partial(alone.run_undivided, tensors)
         with watched(self.cluster, phase), first_error(undivided):
             return self._functions[key](tensors, placed)
@@ -319,8 +319,8 @@ class TowerStep:
     def _prepare(self, name: str, specs: BatchValues) -> None:
         """Traces a step of Keras for specs of a batch, with the first `trainable` flags."""
         with self._flags.as_made():
-            self._steps.prepare(name, specs)
+            self.steps.prepare(name, specs)
 
     def run_in_graph(self, batch: BatchValues) -> Any:
         """Makes one update within the caller's graph; returns its logs."""
-        return self._steps.train(False, batch, None)[0]
+        return self.steps.train(False, batch, None)[0]

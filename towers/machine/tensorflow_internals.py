@@ -4,7 +4,7 @@ All exist in TensorFlow 2.20 and 2.21. If a new version breaks one, this module'
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,17 +14,8 @@ from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.data.util.structure import NoneTensorSpec
 from tensorflow.python.eager import context, record
 from tensorflow.python.framework import func_graph, ops
-from tensorflow.python.ops import resource_variable_ops
 
 from towers.machine.replaced import replaced
-
-# The class of what `tf.Variable(...)` makes. While a graph is traced, no variable can be made whose
-# class could be taken.
-VARIABLE_CLASS: type = resource_variable_ops.ResourceVariable
-
-# A graph for one look, as Keras builds metrics: its variables are initialized at once, outside. A
-# `tf.function` that makes variables is traced twice, and traces a condition for each variable.
-SCRATCH_GRAPH: type = tf.__internal__.FuncGraph
 
 # The spec of a None in a tf.data element; to take the class from an element makes operations.
 NONE_SPEC: type = NoneTensorSpec
@@ -42,12 +33,6 @@ OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 COLOCATION = "_class"
 
 _PLACES = (COLOCATION, "_output_shapes")
-
-
-def left_out(graph: tf.Graph, names: Collection[str]) -> None:
-    """Leaves the named operations, which nothing reads, out of the function made from a graph."""
-    get_operations = graph.get_operations
-    graph.get_operations = lambda: [op for op in get_operations() if op.name not in names]
 
 
 def define_functions(definition: tf.compat.v1.GraphDef) -> None:
@@ -115,18 +100,6 @@ def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> tuple[Any,
         function.__name__, noting, tuple(specs), {}, arg_names=names
     )
     return graph, made
-
-
-def run_independently(result: tf.Tensor) -> None:
-    """Lets the call that returned `result`, in a graph being traced, run beside other calls.
-
-    TensorFlow runs calls with effects, such as an assertion, one after another, even on different
-    devices. A call that is given a resource, such as a table, keeps its place.
-    """
-    call = result.op.inputs[0].op if result.op.type == "Identity" else result.op  # of `tf.cond`
-    manager = getattr(call.graph, "experimental_acd_manager", None)
-    if manager and call.op_def.is_stateful and all(v.dtype != tf.resource for v in call.inputs):
-        manager.run_independently(call)
 
 
 @contextmanager

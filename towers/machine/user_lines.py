@@ -16,9 +16,6 @@ def _folder(library: str) -> str:
 
 
 _LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
-_KERAS = Path(_folder("keras"), "src")
-_OPS = Path(_folder("tensorflow"), "python", "ops")
-_CALLERS = ("/layer.py", "/lambda_layer.py", "/metric.py")  # these also call the user's code
 _STANDARD = sysconfig.get_paths()["stdlib"]
 _UNKNOWN = "a line that is not known"
 
@@ -65,16 +62,6 @@ def line_of_error(error: BaseException | None) -> str | None:
             return line
         error = error.__cause__
     return None
-
-
-def _is_made_in(beginning: str, operation: Any, but: tuple[str, ...] = ()) -> bool:
-    """Returns whether a library file whose path starts with `beginning` made an operation."""
-    for frame in reversed(operation.traceback):
-        if not _is_a_librarys(frame.filename):
-            return False
-        if frame.filename.startswith(beginning) and not frame.filename.endswith(but):
-            return True
-    return False
 
 
 def _first_of_the_users(frames: Iterable[tuple[str, int]]) -> str:

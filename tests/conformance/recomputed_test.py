@@ -136,7 +136,7 @@ PEAK = """
 import resource, sys
 import keras, numpy as np
 import towers
-from tests.step.recomputed_test import Block
+from tests.conformance.recomputed_test import Block
 
 L = keras.layers
 x = h = keras.Input((6,))
