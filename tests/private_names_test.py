@@ -28,7 +28,7 @@ PUBLIC = {  # by documentation
 }
 # Tests may look into towers, and into these.
 OF_TESTS = {
-    ("tests/step/tower_test.py", "tensorflow.tsl.profiler.protobuf"):
+    ("tests/divide/tower_step_graphs_test.py", "tensorflow.tsl.profiler.protobuf"):
         "the kernels that ran: TensorFlow's profiler writes them in this format alone",
     ("tests/step/small_step.py", "tensorflow.python.eager"):
         "the graphs after all optimizations, which no part of towers needs",

@@ -84,7 +84,7 @@ def test_arrays_lie_in_the_cpus_memory_whatever_the_default_device_and_tensors_w
     assert [part.device[-5:] for part in seen[:2]] == ["CPU:0", "CPU:3"]
 
 
-def test_a_call_reaches_the_model_through_eight_functions():
+def test_a_call_reaches_the_model_through_eleven_functions():
     walk = []
 
     class Looks(L.Layer):
@@ -95,7 +95,7 @@ def test_a_call_reaches_the_model_through_eight_functions():
 
     model = keras.Sequential([keras.Input((6,)), Looks(), L.Dense(1)])
     towers.TowerStep(model, "sgd", "mse", num_towers=2)(np.ones((4, 6)), np.ones((4, 1)))
-    assert len(walk) <= 8
+    assert len(walk) <= 11
 
 
 def filters():

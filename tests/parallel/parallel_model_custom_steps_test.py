@@ -153,17 +153,6 @@ def test_layers_that_only_a_step_builds_are_trained_as_in_keras(model_class, flo
     fit_alike(make, x, x[:, :3], num_towers=3, batch_size=8, epochs=2)
 
 
-def test_a_loss_that_makes_a_layer_in_each_call_is_an_error():
-    class Forgets(Teaches):
-        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-            return keras.ops.mean((keras.layers.Dense(3)(x) - y_pred) ** 2)
-
-    model = towers.make_parallel(Forgets(), 2)
-    model.compile("adam", jit_compile=False)
-    with pytest.raises(ValueError, match="_steps_test.py:.* makes variable .*kernel.* traced"):
-        model.fit(np.ones((4, 4)), np.ones((4, 3)), verbose=0)
-
-
 @keras.saving.register_keras_serializable("tests")
 class Saved(keras.Sequential):
     """A step of its own in a model that Keras can write."""

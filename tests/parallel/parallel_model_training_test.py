@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from towers.divide.divided_step import DividedStep
 from tests.conformance.cases import ODD
 from tests.parallel.pairs import (
     CLASSIFIER, TOLERANCE, assert_close, assert_same_fit, assert_same_logs, assert_same_weights,
@@ -34,9 +35,9 @@ def shared_pair():
 
 def test_fit_on_arrays_is_keras_fit_and_traces_one_step(monkeypatch):
     """The examples are shuffled, and the last batch of each of three epochs is uneven."""
-    traced, compute = [], towers.TowerStep.compute
+    traced, call = [], DividedStep.__call__
     monkeypatch.setattr(
-        towers.TowerStep, "compute", lambda *args, **kw: traced.append(1) or compute(*args, **kw)
+        DividedStep, "__call__", lambda *args, **kw: traced.append(1) or call(*args, **kw)
     )
     history = assert_same_fit(shared_pair(), rows, batch_size=7, epochs=3)
     assert list(history) == ["accuracy", "loss", "weighted_accuracy"]
@@ -187,13 +188,6 @@ def test_outputs_without_a_row_for_each_example_are_those_of_the_full_batch():
     theirs, ours = (model.predict(x, batch_size=7, verbose=0) for model in pair)
     assert list(ours) == list(theirs)
     assert_close(ours.values(), theirs.values())
-
-
-@pytest.mark.parametrize("name, what", [("most", "takes Max over"), ("root", "takes Sqrt of")])
-def test_an_output_that_is_neither_rows_nor_a_mean_nor_a_sum_is_an_error(name, what):
-    parallel = build_pair(lambda: OutputsWithoutRows([name]), **CLASSIFIER).ours
-    with pytest.raises(ValueError, match=rf"_training_test.py:\d+ {what} .*towers.gather\(rows\)"):
-        parallel.predict(rows()[0], verbose=0)
 
 
 @pytest.mark.matrix

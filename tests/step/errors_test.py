@@ -109,6 +109,7 @@ def make_step(nonfinite, optimizer="sgd"):
         return towers.TowerStep(
             root_model(), optimizer, LOSS, metrics=["accuracy"],
             devices=["/cpu:0", "/cpu:1"], num_towers=TOWERS, nonfinite=nonfinite,
+            batch_norm="average",  # a mean of the whole batch would pass NaN on to all towers
         )
 
 

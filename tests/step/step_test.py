@@ -1,12 +1,12 @@
 """TowerStep against Keras on one device, and what must not change."""
 
 import gc
+import weakref
 import hashlib
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import towers
 from towers.machine import devices
@@ -132,9 +132,6 @@ def test_batch_norm_statistics_are_updated_once_a_step(batch_norm, mean):
     (lambda: make_step(build(), nonfinite="raise"), "'raise'.* must be one of apply, stop, skip"),
     (lambda: make_step(keras.Sequential([L.Dense(1)])), "is not built"),
     (lambda: make_step(build())(np.ones((0, 6)), np.ones((0, 1))), "no examples"),
-    (lambda: make_step(build(), loss=keras.losses.MeanSquaredError(reduction=None))(*data()),
-     "must be one number"),
-    (lambda: make_step(build(), loss={"other": "mse"})(*data()), "does not match the model's out"),
     (lambda: make_step(keras.Sequential([
         keras.Input((5, 6), batch_size=4), L.Bidirectional(L.GRU(1, stateful=True))])),
      "stateful=True"),
@@ -163,17 +160,12 @@ def test_tracing_does_not_grow_with_the_tower_count():
 
 def test_a_step_that_nobody_needs_any_more_leaves_no_graph_behind():
     """Nor, with it, parameters and slots: Keras' optimizers would keep them for ever."""
-    def updates():
-        gc.collect()
-        return sum(getattr(o, "name", "") == "update_program"
-                   for o in gc.get_objects() if isinstance(o, tf.Graph))
-
-    before = updates()
     step = make_step(build(), optimizer="adam", policy=CPU)
     step(*data())
-    assert updates() == before + 1
+    graph = weakref.ref(step.traces[-1].graph)
     del step
-    assert updates() == before
+    gc.collect()
+    assert graph() is None
 
 
 def test_a_digest_is_of_the_bits_the_dtype_and_the_shape():

@@ -40,7 +40,7 @@ class Program:
             context.run(self.ops)  # XLA compiles for one device
             return
 
-        def program(place: Place, trees: list[Any]) -> list[Any]:
+        def update(place: Place, trees: list[Any]) -> list[Any]:
             found = {v: add_tree(tree)[0] for v, tree in zip(self.inputs, trees, strict=True)}
 
             def find(value: Value, need: Need) -> Any:
@@ -51,7 +51,7 @@ class Program:
             return [inner.values[value] for value in self._outputs]
 
         if self.ops:
-            compiled = tf.function(program, autograph=False, jit_compile=True)
+            compiled = tf.function(update, autograph=False, jit_compile=True)
             results = compiled(context.place, list(map(tree, self.inputs)))
             context.values.update(zip(self._outputs, results, strict=True))
 

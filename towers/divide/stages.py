@@ -1,6 +1,5 @@
 """Runs what towers compute between two meetings, within the caller's tf.function."""
 
-import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -101,10 +100,15 @@ class Stage:
             options: dict[str, Any] = {"jit_compile": True} if is_compiled else {
                 "experimental_attributes": KEEP_WHOLE
             }  # fmt: skip
+
+            def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
+                return self._compute(is_compiled, place, given)
+
             with tf.init_scope(), tf.device(None):
-                self._traced[is_compiled] = tf.function(
-                    functools.partial(self._compute, is_compiled), autograph=False, **options
-                ).get_concrete_function(Place(scalar, scalar, scalar, flag), specs)
+                function = tf.function(tower, autograph=False, **options)
+                self._traced[is_compiled] = function.get_concrete_function(
+                    Place(scalar, scalar, scalar, flag), specs
+                )
         return self._traced[is_compiled]
 
 

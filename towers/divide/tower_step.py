@@ -121,7 +121,10 @@ class TowerStep:
         )
         firsts = list(self.stages.groups) if self.stages else self.devices
         self.cluster = join_workers() if cluster is None else cluster
-        self.num_towers = num_towers or self.cluster.num_workers * len(firsts)
+        if num_towers is None:
+            self.num_towers = self.cluster.num_workers * len(firsts)
+        else:
+            self.num_towers = num_towers
         checks.check_counts(self.num_towers, batch_size, noise_scale)
         self.exchange = make_exchange(self.cluster, self.num_towers, own_rows)
         self.local_towers = self.exchange.local_towers
@@ -143,7 +146,7 @@ class TowerStep:
         find_rows = functools.partial(rows_of_towers, self.num_towers, self.local_towers)
         self.own_rows = find_rows if own_rows else None  # N -> bool [N]
         self.uses_xla = check_compiled(
-            self.stages, uses_xla(self._twin, self.devices, jit_compile)
+            self.stages, uses_xla(model, self.devices, jit_compile, self._twin)
         )  # fmt: skip
         self.strategy = copies_of(
             strategy, self.optimizer, self.trainable_variables, self.tower_devices, self.policy

@@ -197,7 +197,9 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
 def _machine(model: keras.Model) -> Machine:
     """Returns where the steps of a built model run, with copies for its optimizer, if built."""
     towers = towers_of(model)
-    optimizer = model.optimizer if model.optimizer is not None and model.optimizer.built else None
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None and not optimizer.built:
+        optimizer = None
     if towers.machine is None or towers.optimizer is not optimizer:
         stages = make_stages(
             model, towers.devices, towers.gpus_per_tower, towers.stages, strategy=towers.strategy,

@@ -29,9 +29,13 @@ _BESIDE_LOOPS = (
 )
 
 
-def uses_xla(model: keras.Model, devices: Sequence[str], jit_compile: bool | str) -> bool | str:
+def uses_xla(
+    model: keras.Model, devices: Sequence[str], jit_compile: bool | str,
+    twin: keras.Model | None = None,
+) -> bool | str:  # fmt: skip
     """Returns whether XLA compiles the towers, or FIXED_SHAPES, given arguments of `TowerStep`.
 
+    twin: the same model, compiled with the loss that counts. Default: `model`.
     jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never compiles
         CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled
         or has the value that Keras chooses for "auto", return FIXED_SHAPES if `small_loops` is
@@ -46,7 +50,7 @@ def uses_xla(model: keras.Model, devices: Sequence[str], jit_compile: bool | str
         is_auto = jit_compile == "auto" or bool(model.jit_compile) == auto_jit_compile(model)
         is_told = model.compiled and not is_auto
         follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-        return follows or not is_told and small_loops(model) and FIXED_SHAPES
+        return follows or not is_told and small_loops(twin or model) and FIXED_SHAPES
     for layer in all_layers(model) if jit_compile else ():
         if not layer.supports_jit:
             raise ValueError(
