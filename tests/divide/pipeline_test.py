@@ -11,7 +11,7 @@ import tensorflow as tf
 import towers
 from tests.step.stage_models import MODELS, bits, row_batch
 from towers.divide.tower_step import TowerStep
-from towers.machine.devices import CPU, GPU
+from towers.machine.devices import CPU, GPU, REHEARSAL
 
 L = keras.layers
 # Sizes are computed wherever they are read, and a loop reads lists that its gradient made.
@@ -120,8 +120,10 @@ def unbuilt():
     return keras.Sequential([L.Dense(5, activation="gelu"), L.BatchNormalization(), L.Dense(3)])
 
 
+@pytest.mark.parametrize("rehearses_gpus", [False, True])
 @pytest.mark.parametrize("build", [custom, unbuilt])
-def test_fit_in_stages_gives_the_bits_of_whole_towers(build):
+def test_fit_in_stages_gives_the_bits_of_whole_towers(build, rehearses_gpus, monkeypatch):
+    monkeypatch.setenv(REHEARSAL, str(int(rehearses_gpus)))  # GPUs get shards ahead of the step
 
     def found(gpus_per_tower):
         keras.utils.set_random_seed(1)

@@ -10,7 +10,6 @@ import tensorflow as tf
 import towers
 from towers.machine.devices import GPU, tower_devices
 from towers.step import compiled, noise_scale
-from towers.step.metrics import BatchMetrics, make_metrics
 from towers.step.noise_scale import NoiseMetric, squared_norm
 
 L = keras.layers
@@ -51,9 +50,9 @@ def test_a_metric_of_several_numbers_is_an_error_that_names_it(tmp_path):
 def test_directions_are_those_of_the_metrics():
     mean = keras.metrics.MeanMetricWrapper(lambda y, y_pred: y_pred, name="mean")
     model = model_of(("a", 2), ("b", 2), loss="mse", metrics=[["accuracy", mean], ["mae"]])
-    metrics, (x, y, y_pred) = BatchMetrics(model, "/cpu:0"), batch(2, 2)
-    metrics.build(y, y_pred, x, None)
-    assert compiled.directions(model, metrics.names) == {
+    step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(2, 2)
+    step.build_metrics("train", x, y)
+    assert compiled.directions(model, step.metrics.names) == {
         "loss": "down", "a_accuracy": "up", "a_mean": None, "b_mae": "down",
         "a_loss": "down", "b_loss": "down",
     }
@@ -69,10 +68,10 @@ def test_creating_the_metrics_updates_none_of_them():
 
     own = type("Own", (keras.Model,), {"compute_metrics": compute_metrics})
     model = model_of(("a", 2), kind=own, loss="mse", metrics=["mae"])
-    metrics, (x, y, y_pred) = BatchMetrics(model, "/cpu:0"), batch(2)
-    metrics.build(y[0], y_pred[0], x)
-    assert metrics.names == ["loss", "mae"]
-    values = [v.numpy() for v in [*hidden.variables, *metrics.variables]]
+    step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(2)
+    step.build_metrics("train", x, y[0])
+    assert step.metrics.names == ["loss", "mae"]
+    values = [v.numpy() for v in [*hidden.variables, *step.metrics.variables]]
     assert len(values) == 6 and not any(values)
 
 
@@ -82,13 +81,6 @@ def test_a_custom_step_is_an_error(name):
     compiled.check_steps(model_of(("a", 1), loss="mse"))
     with pytest.raises(ValueError, match=rf"has a custom {name}.*make_parallel"):
         towers.TowerStep(model_of(("a", 1), kind=own, loss="mse"))
-
-
-@pytest.mark.parametrize("name", ["compute_loss", "compute_metrics"])
-def test_a_method_that_reads_all_inputs_is_an_error_with_own_rows(name):
-    own = type("Own", (keras.Model,), {name: lambda self, *batch, **options: {}})
-    with pytest.raises(ValueError, match="own_rows: a custom compute_loss or compute_metrics"):
-        towers.TowerStep(model_of(("a", 1), kind=own, loss="mse"), own_rows=True)
 
 
 def test_a_compiled_model_needs_no_further_arguments():
@@ -127,41 +119,6 @@ def test_a_model_that_is_not_compiled_needs_an_optimizer_and_a_loss(given, messa
     model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
     with pytest.raises(ValueError, match=f"TowerStep has {message}.* call model.compile"):
         towers.TowerStep(model, *given)
-
-
-def scores(size, seed=0):
-    """x, labels, probabilities."""
-    rng = np.random.default_rng(seed)
-    x, positive = rng.normal(size=(size, 3)), rng.uniform(0.01, 0.99, (size, 1))
-    labels = rng.integers(0, 2, (size, 1)).astype("float32")
-    return tf.constant(x), tf.constant(labels), tf.constant(positive, tf.float32)
-
-
-def numbers(logs):
-    return {name: float(value) for name, value in logs.items()}
-
-
-def test_metrics_that_no_shard_could_give_are_those_of_keras_over_all_batches():
-    metrics = make_metrics(["accuracy", keras.metrics.AUC(name="auc")], None, "/cpu:0")
-    metrics.build(*scores(4)[1:])
-    accuracy, auc = keras.metrics.BinaryAccuracy(), keras.metrics.AUC()
-    for seed, size in enumerate((5, 16, 1)):
-        x, y, y_pred = scores(size, seed)
-        logs = metrics.update(tf.constant(0.0), x, y, y_pred)
-        accuracy.update_state(y, y_pred)
-        auc.update_state(y, y_pred)
-        assert list(logs) == ["loss", "accuracy", "auc"]
-        assert numbers(logs) == {
-            "loss": 0.0, "accuracy": float(accuracy.result()), "auc": float(auc.result())
-        }
-    assert numbers(metrics.result()) == numbers(logs)
-
-
-def test_steps_that_a_mask_leaves_out_do_not_count():
-    y_pred = L.Masking()(np.array([[[1.0], [3.0], [0.0]]], "float32"))
-    metrics = make_metrics([keras.metrics.MeanAbsoluteError(name="mae")], None, "/cpu:0")
-    logs = metrics.update(tf.constant(0.0), tf.zeros([1, 3]), tf.zeros([1, 3, 1]), y_pred)
-    assert float(logs["mae"]) == 2  # of 1 and 3; of three it would be 4/3
 
 
 # The gradient noise scale
@@ -275,9 +232,8 @@ def test_the_noise_scale_changes_no_bit_of_the_weights(layer, options, monkeypat
         rng = np.random.default_rng(0)
         for _ in range(6):
             logs = step.train_batch(rng.integers(0, 9, (11, 5)), rng.integers(0, 3, 11))
-        return model.get_weights(), logs, len(step.tower.traced)
+        return model.get_weights(), logs
 
-    (plain, logs, traces), (measured, more, same_traces) = trained(), trained(noise_scale=True)
+    (plain, logs), (measured, more) = trained(), trained(noise_scale=True)
     assert [w.tobytes() for w in plain] == [w.tobytes() for w in measured]
     assert float(more.pop("noise_scale")) > 0 and set(more) == set(logs)
-    assert same_traces == traces

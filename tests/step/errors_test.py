@@ -7,9 +7,7 @@ import tensorflow as tf
 
 import towers
 from tests.resuming import RESUME, train
-from towers.step.errors import (
-    NonFiniteError, are_finite, first_error, run_in_turn, values_explained,
-)
+from towers.step.errors import NonFiniteError, are_finite, first_error, values_explained
 
 L = keras.layers
 SGD, LossScaleOptimizer = keras.optimizers.SGD, keras.optimizers.LossScaleOptimizer
@@ -34,18 +32,6 @@ def test_a_step_raises_the_error_of_its_tower_and_changes_nothing():
     np.testing.assert_equal([v.numpy() for v in step.model.weights], before)
 
 
-@pytest.mark.telling("shape0")
-@pytest.mark.parametrize("shape", [(12, 5), (12, 1, 1)])
-def test_sample_weights_of_another_shape_than_the_loss_are_an_error(shape):
-    weights, parallel = np.ones(shape, np.float32), towers.make_parallel(plain_model(), 3)
-    parallel.compile("sgd", LOSS)
-    step = towers.TowerStep(plain_model(), "sgd", LOSS, devices=["/cpu:0", "/cpu:1"])
-    for call in (lambda: step(X, Y, weights), lambda: parallel.fit(X, Y, sample_weight=weights)):
-        with pytest.raises(ValueError, match="^sample_weight has the shape .* values of the"):
-            call()
-    step(X, Y, np.ones((12, 1)))
-
-
 class Own(keras.Sequential):
     """A train_step that is written by hand."""
 
@@ -68,16 +54,6 @@ def test_fit_and_evaluate_raise_the_error_of_the_tower(kind):
         with pytest.raises(tf.errors.InvalidArgumentError, match=OUT_OF_RANGE):
             method(X, WRONG, batch_size=12, verbose=0)
     np.testing.assert_equal([v.numpy() for v in parallel.weights], before)
-
-
-def test_towers_in_turn_raise_the_error_that_cancelled_the_others_and_change_nothing():
-    step = towers.TowerStep(plain_model(), "sgd", LOSS, devices=["/cpu:0", "/cpu:1", "/cpu:2"])
-    step(X, Y)
-    before = [v.numpy() for v in step.model.weights]
-    for name in ("train", "test"):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=OUT_OF_RANGE):
-            run_in_turn(step, name, tf.constant(X), tf.constant(WRONG), None)
-    np.testing.assert_equal([v.numpy() for v in step.model.weights], before)
 
 
 def test_a_cancelled_error_stays_unless_a_second_attempt_finds_its_cause():

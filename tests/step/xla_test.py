@@ -1,14 +1,16 @@
 """XLA compiles towers as Keras does, and on a CPU the small loops that it makes faster."""
 
+from contextlib import nullcontext
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import towers
-from tests.conformance.cases import noisy
 from tests.step.small_step import batch
-from towers.step import tower, xla
+from towers.divide import stages
+from towers.step import xla
 
 L = keras.layers
 
@@ -42,23 +44,22 @@ def test_towers_are_compiled_as_keras_compiles_the_model(told, compiled):
     (recurrent, lambda y, y_pred: keras.losses.mean_squared_error(y, y_pred), False),
 ])
 def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays):
-    found = xla.uses_xla(model(), ["/cpu:0"], "auto", 2, loss, "average")
+    made = model()
+    made.compile("sgd", loss)
+    found = xla.uses_xla(made, ["/cpu:0"], "auto")
     assert found == (xla.FIXED_SHAPES if pays else False)
 
 
 class Seen(Exception):
-    """What a test wants to know is known: it needs no trace."""
+    """What a test wants to know is known: it needs no more of a step."""
 
 
 @pytest.mark.parametrize("fixed", [True, False])
 def test_small_loops_are_compiled_if_all_batches_have_one_length(fixed, monkeypatch):
-    compiled = []
-
-    def trace_tower(method, specs, options, **others):
-        compiled.append(options["jit_compile"])
+    def chosen(*arguments):
         raise Seen
 
-    monkeypatch.setattr(tower, "trace_tower", trace_tower)
+    monkeypatch.setattr(stages, "chosen", chosen)
     model = towers.make_parallel(recurrent(steps=None), 2)
     model.compile("sgd", "mse")
     rows = tf.data.Dataset.from_tensors((np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32")))
@@ -66,9 +67,8 @@ def test_small_loops_are_compiled_if_all_batches_have_one_length(fixed, monkeypa
         specs = tf.TensorSpec([None, None, 3]), tf.TensorSpec([None, 1])
         batch, = rows
         rows = tf.data.Dataset.from_generator(lambda: [batch], output_signature=specs)
-    with pytest.raises(Seen):
+    with pytest.raises(Seen) if fixed else nullcontext():
         model.fit(rows, verbose=0)
-    assert compiled == [True if fixed else None]
 
 
 @pytest.mark.parametrize("size, shards, compiled", [
@@ -90,32 +90,19 @@ def test_a_callback_that_evaluates_keeps_the_full_batch_of_an_evaluation_around_
     assert int(full.sizes["test"]) == full.EVERY
 
 
-def test_loops_that_synchronized_batch_normalization_would_cut_are_not_compiled():
-    model = recurrent(L.GRU(4, return_sequences=True), L.BatchNormalization(), L.GRU(3))
-    given = (model, ["/cpu:0"], "auto", 2, "mse")
-    assert xla.uses_xla(*given, "average") and not xla.uses_xla(*given, "synchronized")
-    with pytest.raises(ValueError, match="recurrent layers .* meet .* Use jit_compile=False"):
-        xla.uses_xla(model, ["/cpu:0"], True, 2, "mse", "synchronized")
-    assert xla.uses_xla(model, ["/cpu:0"], True, 1, "mse", "synchronized")  # nobody to meet
-    model.compile("sgd", "mse", jit_compile=True)
-    assert xla.uses_xla(*given, "average") and not xla.uses_xla(*given, "synchronized")
-
-
 def test_xla_does_not_depend_on_whether_a_model_is_compiled_before_make_parallel(monkeypatch):
     """Keras stores False for "auto" here, and for False: only a later compile can say that."""
     made = []
 
-    class Recorded(towers.TowerStep):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self.uses_xla)
-            raise Seen
+    def uses(model, devices, jit_compile):
+        made.append(xla.uses_xla(model, devices, jit_compile))
+        raise Seen
 
     model = recurrent()
     model.compile("sgd", "mse")
     step = towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"])
     assert step.uses_xla == xla.FIXED_SHAPES
-    monkeypatch.setattr("towers.parallel.model_state.TowerStep", Recorded)
+    monkeypatch.setattr("towers.parallel.model_state.uses_xla", uses)
     x, y = np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32")
     for told in (None, {}, {"jit_compile": True}, {"jit_compile": False}):
         parallel = towers.make_parallel(model, 2)
@@ -195,16 +182,3 @@ def test_a_layer_that_xla_cannot_compile_is_named():
     model = keras.Sequential([keras.Input((8, 8, 3)), L.RandomRotation(0.1, name="turned")])
     with pytest.raises(ValueError, match="XLA cannot compile layer 'turned', a RandomRotation"):
         towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], jit_compile=True)
-
-
-def test_xla_does_not_compile_noise_that_it_would_draw_without_a_seed(recwarn):
-    x, y = np.zeros((4, 6), "float32"), np.zeros((4, 3), "float32")
-    found = []
-    for jit_compile in (True, False):
-        keras.utils.set_random_seed(0)
-        step = towers.TowerStep(noisy("in_branch"), "sgd", "mse", devices=["/cpu:0"],
-                                jit_compile=jit_compile)
-        found.append([step(x, y)["loss"], step(x, y)["loss"]])
-    assert found[0] == found[1]
-    (told,) = [str(w.message) for w in recwarn if "XLA does not compile" in str(w.message)]
-    assert "tf.random, whose seeds" in told

@@ -54,9 +54,17 @@ def compiles(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
     return all(is_known(op.source) for op in ops)
 
 
-def has_loop(ops: Sequence[Op]) -> bool:
-    """Returns whether a stage has a loop."""
-    return any(op.type in LOOPS for op in ops)
+def is_worth_it(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
+    """Returns whether a stage has a loop, and sizes that stay, but for the number of rows.
+
+    XLA compiles again for each length of sequences.
+    """
+    sizes = [
+        size for value in ends
+        for axis, size in enumerate(value.shape if value.shape.rank is not None else [None])
+        if (value.fact.kind, value.fact.axis) != ("rows", axis)
+    ]  # fmt: skip
+    return any(op.type in LOOPS for op in ops) and None not in sizes
 
 
 def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], Any]) -> tf.Tensor:

@@ -50,7 +50,15 @@ class Context:
         """Copies an operation; integers and types among its attributes may be replaced.
 
         A sum of many values, which would begin with the one that is ready first, gets an order.
+
+               gradient of the convolution's output
+                      |                |
+                   identity            |        without it, TensorFlow joins the two below into one
+                      |                |        oneDNN operation on CPUs, which takes longer than
+                 BiasAddGrad   Conv2DBackpropFilter                                         both
         """
+        if op.type == "BiasAddGrad":
+            inputs = [tf.identity(inputs[0])]
         if op.type in SUMS:
             return [functools.reduce(lambda a, b: tf.raw_ops.AddN(inputs=[a, b]), inputs)]
         replaced = {name: _attribute(value) for name, value in attributes.items()}

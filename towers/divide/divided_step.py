@@ -63,7 +63,7 @@ class DividedStep:
         self._functions: dict[str, Any] = {}
         self.policy, self.tower_devices = machine.policy, machine.devices
         self.num_towers = machine.exchange.num_towers
-        self.local_towers, self.stages = machine.exchange.local_towers, None
+        self.local_towers, self.stages = machine.exchange.local_towers, machine.stages
 
     def prepare(self, data: Any) -> tuple[Any, Divided]:
         """Traces the step once for each structure of data: a global batch, or its TensorSpecs.
@@ -77,7 +77,7 @@ class DividedStep:
         return self.traces[key]
 
     def _trace(self, specs: Any) -> tuple[Any, Divided]:
-        flat, stages = components(specs), self._machine.stages
+        flat, stages = components(specs), self.stages
 
         def step(*data: tf.Tensor) -> Any:  # "data" as in Keras, in the names of messages
             with nullcontext() if stages is None else stages.scopes():
@@ -196,7 +196,7 @@ class DividedStep:
         """Raises ValueError if workers differ in versions, settings or the step's variables."""
         settings = {
             "num_towers": self._machine.exchange.num_towers, "batch_norm": self._batch_norm,
-            "stages": self._machine.stages.names if self._machine.stages else None,
+            "stages": self.stages.names if self.stages else None,
         }  # fmt: skip
         variables = list(map(RawVariable, self.variables))
         checks.check_agreement(self._cluster, variables, settings)

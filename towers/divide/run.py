@@ -35,7 +35,7 @@ class Machine:
     exchange: joins the workers' values.
     home: the parameter device, where whole values are. policy: how devices are used.
     full_batch: tells which towers XLA compiles, given T numbers of rows; None: none.
-    only_loops: whether XLA compiles only what has a loop.
+    only_loops: whether XLA compiles only loops over sequences of one length.
     takes_first: whether a statistic that each tower has is tower 0's if it is read whole, instead
         of the average over all rows.
     copies: of the parameters, on the devices.

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.compiling import compiles, has_loop, indices_are_valid
+from towers.divide.compiling import compiles, indices_are_valid, is_worth_it
 from towers.divide.context import Context, Place, open_shape, reads
 from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Value
 from towers.divide.run import Run
@@ -36,7 +36,7 @@ class Stage:
         self._inputs = [*self._received, *self._passed]
         self._outputs = [value for op in ops for value in op.outputs if value in read_after]
         ends = [*(value for value, _ in self._inputs), *self._outputs]
-        self._compiles, self._has_loop = compiles(ops, ends), has_loop(ops)
+        self._compiles, self._is_worth_it = compiles(ops, ends), is_worth_it(ops, ends)
         self._traced: dict[bool, Callable] = {}
 
     def call(self, run: Run) -> None:
@@ -74,10 +74,10 @@ class Stage:
     def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
         """Calls the function of a tower, given what it reads."""
         plain, place = self._function(False), run.places[t]
-        is_chosen = self._compiles and (self._has_loop or not run.machine.only_loops)
+        is_chosen = self._compiles and (self._is_worth_it or not run.machine.only_loops)
         if run.compiled is None or not is_chosen:
             return plain(place, own)[0]  # type: ignore[no-any-return]
-        return _chosen(run.compiled[t], self._function(True), plain, place, own)
+        return chosen(run.compiled[t], self._function(True), plain, place, own)
 
     def _compute(self, is_compiled: bool, place: Place, given: list[Any]) -> tuple[list[Any], Any]:
         """Emits the operations of one tower; returns the values of `_outputs`.
@@ -117,7 +117,7 @@ def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
         return [tf.identity(value) for value in values]
 
 
-def _chosen(
+def chosen(
     is_compiled: Any, compiled: Callable, plain: Callable, place: Place, given: list[Any]
 ) -> list[Any]:
     """Returns the results of the compiled function for full batches with valid indices.

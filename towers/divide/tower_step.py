@@ -1,10 +1,4 @@
-"""Trains a model in a custom loop, on a step that is traced once and divided among towers.
-
-    global batch -> Keras' own train_step, traced -> divided.py -> logs
-                      loss, gradients -> watched_update.py -> optimizer, once
-
-A custom compute_loss or compute_metrics of the model's class is traced with it.
-"""
+"""Trains a model in a custom loop, on a step that is traced once and divided among towers."""
 
 import functools
 from collections.abc import Sequence
@@ -14,24 +8,21 @@ import keras
 import tensorflow as tf
 
 from towers.divide.copies import copies_of
-from towers.divide.divided_step import DividedStep, method_of
+from towers.divide.keras_steps import KerasSteps
 from towers.divide.ran_once import RanOnce, warn_of
 from towers.divide.run import Machine
-from towers.divide.tower_results import error_of, measure_noise, towers_finite
+from towers.divide.tower_results import error_of
 from towers.divide.trainable_flags import TrainableFlags
 from towers.divide.twin import twin_of
-from towers.divide.unchanged import restore, unchanged
-from towers.divide.watched_update import WatchedUpdate
 from towers.machine import choices, devices as devices_lib, hang
 from towers.machine.argument_names import names_checked
 from towers.machine.devices import HOST, Policy, policy_of
 from towers.machine.logical import undivided_cpu
-from towers.machine.loss_internals import loss_tracker
 from towers.machine.user_lines import warn_user
 from towers.step import checks
 from towers.step.averaging import Values
 from towers.step.compiled import COMPILED
-from towers.step.errors import checked, first_error
+from towers.step.errors import first_error
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
@@ -89,11 +80,16 @@ class TowerStep:
                 does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
                 and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
                 gradients itself.
-            jit_compile: whether XLA compiles small recurrent layers on machines without GPUs; as in
-                `compile` of Keras, False turns it off.
-            batch_size: the number of examples in a full batch, whose towers XLA may compile.
-                Default: each batch is a full one.
-            strategy: only the default works yet.
+            jit_compile: whether XLA compiles what towers compute between two meetings. "auto"
+                follows `model.jit_compile`, and compiles small recurrent layers on machines without
+                GPUs. "compiled" only follows `model.jit_compile`. It equals "auto" for a model that
+                is not compiled, or whose value is the one that Keras chooses for "auto".
+            batch_size: the number of examples in a full batch. XLA compiles only the towers of full
+                batches. Default: each batch is a full one.
+            strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
+                copy on every tower device, which makes the same update. With "sharded", each device
+                owns some parameters: it keeps their slots, updates them and sends them to the
+                others. All give the same bits.
             gpus_per_tower: the number of devices that share the layers of one tower, in as many
                 stages. Any number gives the same bits.
             stages: the names of the layers that begin the second and later stages. Default: stages
@@ -153,19 +149,10 @@ class TowerStep:
             strategy, self.optimizer, self.trainable_variables, self.tower_devices, self.policy
         )  # fmt: skip
         self.full_batch = FullBatch(batch_size)
-        self._steps = {
-            name: DividedStep(
-                step, self._machine("train" if name == "gradients" else name),
-                cluster=self.cluster, model=self._twin, batch_norm=batch_norm,
-                gives_parts=name == "gradients" or name == "train" and noise_scale,
-            )
-            for name, step in {
-                "train": self._keras_train, "gradients": self._keras_gradients,
-                "test": method_of(self._twin, "test_step"),
-                "predict": method_of(self._twin, "predict_step"),
-            }.items()
-        }  # fmt: skip
-        self._updates: dict[Any, WatchedUpdate] = {}  # by the graph of a traced train_step
+        self._steps = KerasSteps(
+            self._twin, self.trainable_variables, self._machine, cluster=self.cluster,
+            batch_norm=batch_norm, nonfinite=nonfinite, noise=self.noise, metrics=self.metrics,
+        )  # fmt: skip
         self._functions: dict[str, Any] = {}  # by method and the batch's structure
         self.traces: list[Any] = []
 
@@ -253,7 +240,7 @@ class TowerStep:
     def unlisted_variables(self) -> list[Any]:
         """Returns variables that the model uses but Keras does not list; found while tracing."""
         listed = [*self.model.variables, *self.optimizer.variables, *self.metrics.variables]
-        return self._steps["train"].unlisted(listed)
+        return self._steps.divided["train"].unlisted(listed)
 
     @property
     def optimizer(self) -> Any:
@@ -263,7 +250,7 @@ class TowerStep:
     @property
     def has_unsaved_noise(self) -> bool:
         """Whether a traced step draws noise with tf.random, whose state cannot be saved."""
-        return any(step.has_unsaved_noise for step in self._steps.values())
+        return any(step.has_unsaved_noise for step in self._steps.divided.values())
 
     @property
     def ran_once(self) -> list[RanOnce]:
@@ -271,11 +258,11 @@ class TowerStep:
 
         They are in the form of `towers.ran_once`, and describe the update that was traced last.
         """
-        return self._steps["train"].ran_once(self._num_rows)
+        return self._steps.divided["train"].ran_once(self._num_rows)
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or variables."""
-        self._steps["train"].check_agreement()
+        self._steps.divided["train"].check_agreement()
 
     def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
         """Makes `metrics_variables`, as the first batch does; name: "train" or "test"."""
@@ -284,11 +271,11 @@ class TowerStep:
     def graph_of_update(self, *specs: Any) -> tf.Graph:
         """Returns the graph of an update of a batch of these specs, as --plan reads it."""
         self._prepare("train", map_tensors(any_rows, specs))
-        update = tf.function(functools.partial(self._train, False), autograph=False)
+        update = tf.function(functools.partial(self._steps.train, False), autograph=False)
         return update.get_concrete_function(specs, None).graph
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
-        """Returns the result of the method `_NAME`, computed by its graph.
+        """Returns the result of a method of `KerasSteps`, computed by its graph.
 
         The graph is traced once for batches of one structure, whatever their number of rows.
         """
@@ -314,7 +301,7 @@ class TowerStep:
                 if not self.traces:
                     self.check_agreement()
                 self._prepare(name, specs)
-                method = getattr(self, f"_{name}")
+                method = getattr(self._steps, name)
                 if name == "train":
                     method = functools.partial(method, is_measured)
                 function = tf.function(method, autograph=False)
@@ -324,109 +311,16 @@ class TowerStep:
             if name == "train" and self.num_towers > 1:
                 warn_of(self.ran_once, self.model.name, "step.ran_once")
         # The step of the gradients makes no update.
-        alone = self._steps["gradients" if name in ("train", "diagnosis") else name]
+        alone = self._steps.divided["gradients" if name in ("train", "diagnosis") else name]
         undivided = functools.partial(alone.run_undivided, tensors)
         with watched(self.cluster, phase), first_error(undivided):
             return self._functions[key](tensors, placed)
 
     def _prepare(self, name: str, specs: BatchValues) -> None:
         """Traces a step of Keras for specs of a batch, with the first `trainable` flags."""
-        step = self._steps["gradients" if name == "diagnosis" else name]
         with self._flags.as_made():
-            graph, _ = step.prepare(specs)
-        if name in ("train", "test"):
-            logs = graph.structured_outputs
-            logs = logs[0] if name == "train" else logs
-            self.metrics.names = list({"loss": None, **logs})
-
-    # The traced steps of a whole batch, as on one device.
-
-    def _keras_train(self, data: BatchValues) -> tuple[Any, Any, list[Any], tf.Tensor | None]:
-        """Makes one update; returns (logs, loss, gradients, `WatchedUpdate.finite`)."""
-        update = WatchedUpdate(self.optimizer, checked(self.nonfinite, self.optimizer))
-        with update.made():
-            logs = method_of(self._twin, "train_step")(data)
-        self._updates[tf.compat.v1.get_default_graph()] = update
-        return logs, update.loss, update.gradients, update.finite
-
-    def _keras_gradients(self, data: BatchValues) -> tuple[Any, list[Any]]:
-        """Returns (loss, gradients) of train_step; makes no update, but assigns states."""
-        update = WatchedUpdate(self.optimizer, ())
-        with update.left_out():
-            method_of(self._twin, "train_step")(data)
-        return update.loss, update.gradients
-
-    # The divided steps, within one graph.
-
-    def _train(
-        self, is_measured: bool, batch: BatchValues, placed: Placed
-    ) -> tuple[Any, tf.Tensor | None]:
-        """Makes one update; returns (logs, `WatchedUpdate.finite`)."""
-        step = self._steps["train"]
-        update = self._updates[step.prepare(batch)[0]]
-        changed = step.assigned(batch, update.operations) if update.finite is not None else []
-        with tf.device(self.parameter_device):
-            loss_scale = tf.cast(self.optimizer.scale_loss(tf.ones([])), tf.float32)
-            before = [variable.read_value() for variable in changed]
-        if self.noise is not None and is_measured:
-            results, parts, sizes = step.with_parts(batch, placed)
-            with tf.device(self.parameter_device):
-                divided = results[2], parts[2], sizes
-                measure_noise(self.noise, self.exchange, *divided, loss_scale)
-        else:
-            results = step(batch, placed)
-        logs, _, _, finite = results
-        with tf.device(self.parameter_device):
-            logs = self._with_loss(logs)
-            if finite is not None:
-
-                def undo() -> Any:
-                    """Takes back what the step has assigned outside of the update."""
-                    restore(changed, before)
-                    return {name: self.metrics.result().get(name, logs[name]) for name in logs}
-
-                logs = tf.cond(tf.reduce_all(finite), lambda: logs, undo)
-            if self.noise is not None:
-                logs["noise_scale"] = self.noise.result()
-        return logs, finite
+            self._steps.prepare(name, specs)
 
     def run_in_graph(self, batch: BatchValues) -> Any:
         """Makes one update within the caller's graph; returns its logs."""
-        return self._train(False, batch, None)[0]
-
-    def _test(self, batch: BatchValues, placed: Placed) -> Any:
-        logs = self._steps["test"](batch, placed)
-        with tf.device(self.parameter_device):
-            return self._with_loss(logs)
-
-    def _predict(self, batch: BatchValues, placed: Placed) -> Any:
-        return self._steps["predict"](batch, placed)
-
-    def _gradients(self, batch: BatchValues, placed: Placed) -> tuple[tf.Tensor, Values]:
-        del placed
-        step = self._steps["gradients"]
-        with tf.device(self.parameter_device), unchanged(step.assigned(batch)):
-            loss, gradients = step(batch)
-            found: Values = []
-            for gradient, variable in zip(gradients, self.trainable_variables, strict=True):
-                if isinstance(gradient, tuple):
-                    gradient = tf.IndexedSlices(
-                        *gradient, tf.constant(list(variable.shape), tf.int64)
-                    )
-                found.append(gradient)
-        return loss, found
-
-    def _diagnosis(self, batch: BatchValues, placed: Placed) -> tf.Tensor:
-        """Returns [T, 1 + V], `towers_finite` of what is checked; changes no variable."""
-        del placed
-        step = self._steps["gradients"]
-        with tf.device(self.parameter_device), unchanged(step.assigned(batch)):
-            (loss, gradients), (loss_parts, parts), _ = step.with_parts(batch)
-            if "gradients" not in checked(self.nonfinite, self.optimizer):
-                gradients, parts = [], []
-            own = towers_finite(loss, gradients, loss_parts, parts, self.tower_devices)
-            return tf.stack(self.exchange.all_gather(own))
-
-    def _with_loss(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Returns logs that begin with the loss, even if a custom `compute_metrics` lacks it."""
-        return {"loss": loss_tracker(self._twin).result(), **logs}
+        return self._steps.train(False, batch, None)[0]

@@ -33,6 +33,7 @@ from towers.workers import watch
 from towers.workers.workers import Workers
 
 SECONDS_BETWEEN_SAVES = 600.0
+ARITHMETIC = "arithmetic"  # in a checkpoint's state; towers once computed each shard by itself
 _WRITING = "writing a checkpoint"
 
 Variables = Mapping[str, Sequence[keras.Variable]]  # keyed by group, such as "model", "optimizer"
@@ -110,7 +111,11 @@ class Checkpointer:
         assert self.found is not None
         then = {**then, **self.found.checkpoint.state[OPTIONS]}
         now = {**now, **options}
-        differ = [name for name in sorted({*then, *now}) if then.get(name) != now.get(name)]
+        names = {*then, *now}
+        is_before = ARITHMETIC not in self.found.checkpoint.state
+        if is_before:
+            names.discard("batch_norm")  # its default was "average"
+        differ = [name for name in sorted(names) if then.get(name) != now.get(name)]
         if any(name in options and name.endswith("learning_rate") for name in differ):
             remedy += (
                 " To change a constant learning rate from the next epoch on, leave the optimizer "
@@ -119,6 +124,11 @@ class Checkpointer:
         if differ:
             listed = ", ".join(f"{n} ({then.get(n)} then, {now.get(n)} now)" for n in differ)
             raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}. {remedy}")
+        if is_before:
+            self.warn(
+                f"{self.found.path} was written by an earlier version of towers. Training goes on "
+                f"with batch_norm={now.get('batch_norm')}, and with other last bits than before."
+            )
 
     def hold(
         self, variables: Callable[[], Variables], callbacks: Sequence[keras.callbacks.Callback],
@@ -166,7 +176,7 @@ class Checkpointer:
         state = {
             **{name: v(train_state) if callable(v) else v for name, v in self._state.items()},
             "position": train_state.to_json(),
-            "callbacks": callbacks_state(self._callbacks, self.warn),
+            "callbacks": callbacks_state(self._callbacks, self.warn), ARITHMETIC: "whole batch",
         }
         for watched in self._watched or []:
             watched.warn_once(self.warn, is_mid_epoch=train_state.epoch_step > 0)
