@@ -21,7 +21,6 @@ import towers
 from tests.step.stage_models import MODELS, bits
 from towers.divide.facts import OWN
 from towers.divide.rule import RULES
-from towers.divide.switch import is_switched_on
 from towers.machine.devices import CPU, GPU
 from towers.step.stages import Stages, balanced, check_stages, one_forward_one_backward
 
@@ -149,12 +148,10 @@ def test_a_device_computes_its_own_stage_and_adds_its_gradients():
     first, second, third = (["CPU:0", "CPU:3"], ["CPU:1", "CPU:4"], ["CPU:2", "CPU:5"])
     places = sorted(sorted(devices) for devices in calls.values())
     assert places == sorted(sorted(2 * each) for each in (first, first, second, second, third))
-    # ((0 1) (2 3)): three additions of each stage's two gradients. The last stage adds the loss,
-    # too, and if it is divided, the loss for its running mean.
-    in_last = 4 if is_switched_on() else 3
+    # ((0 1) (2 3)): three additions of each stage's two gradients. The last stage also adds the
+    # loss, and the loss for its running mean.
     assert additions == {
-        "CPU:0": 2 * 2, "CPU:3": 2, "CPU:1": 2 * 2, "CPU:4": 2, "CPU:2": in_last * 2,
-        "CPU:5": in_last}
+        "CPU:0": 2 * 2, "CPU:3": 2, "CPU:1": 2 * 2, "CPU:4": 2, "CPU:2": 4 * 2, "CPU:5": 4}
 
 
 class Sleeps(L.Layer):
@@ -173,20 +170,19 @@ class Sleeps(L.Layer):
     def call(self, x):
         @tf.custom_gradient
         def slept(x):
-            asleep = tf.raw_ops.Snapshot if is_switched_on() else self.asleep
-            return asleep(input=x), lambda gradient: asleep(input=gradient)
+            return tf.raw_ops.Snapshot(input=x), lambda dy: tf.raw_ops.Snapshot(input=dy)
 
         return slept(x)
-
-    @classmethod
-    def asleep(cls, input):
-        slept = tf.numpy_function(cls.sleep, [input], input.dtype, stateful=False)
-        return tf.ensure_shape(slept, input.shape)
 
 
 def asleep_in_towers(look):
     """Runs a Snapshot as a sleep of each tower, because a call of Python runs once."""
-    return look.each([OWN], look.fact(0), emit=lambda _, op, values: [Sleeps.asleep(*values)])
+    def emit(context, op, values):
+        (x,) = values
+        slept = tf.numpy_function(Sleeps.sleep, [x], x.dtype, stateful=False)
+        return [tf.ensure_shape(slept, x.shape)]
+
+    return look.each([OWN], look.fact(0), emit=emit)
 
 
 def share_waited(num_stages, num_towers):
