@@ -165,8 +165,9 @@ class TrainConfig:
         "within an epoch. Default: no limit.", Role.LIMIT)
     optimizer: str | None = text(None, "The name of a Keras optimizer, such as adam or sgd. "
         "Default: the model's own optimizer.", Role.OPTIMIZER)
-    learning_rate: float | None = number(None, "The learning rate of the update with the averaged "
-        "gradient. It does not depend on the number of towers. Default: the optimizer's own rate.",
+    learning_rate: float | None = number(None, "The learning rate of the update with the "
+        "full-batch gradient. It does not depend on the number of towers. Default: the "
+        "optimizer's own rate.",
         Role.OPTIMIZER)
     schedule: str = text("constant", "The learning rate over `epochs` or `max_steps`. cosine and "
         "linear end at 0, and step:30,60 takes a tenth after each of these epochs. The default, "
@@ -179,7 +180,7 @@ class TrainConfig:
         "mostly none.", Role.OPTIMIZER)
     momentum: float | None = fraction(None, "The momentum of sgd or rmsprop. Default: the "
         "optimizer's own.", Role.OPTIMIZER)
-    clip_norm: float | None = number(None, "The largest global norm of the averaged gradients; "
+    clip_norm: float | None = number(None, "The largest global norm of the full-batch gradients; "
         "larger gradients are scaled down. Default: no limit.", Role.OPTIMIZER)
     ema: float | None = fraction(None, "The momentum, such as 0.999, of a moving average of each "
         "variable over the updates. final.keras holds the averages. Default: none.", Role.OPTIMIZER)
@@ -238,9 +239,9 @@ class TrainConfig:
         "because it takes time.")
 
     # Checks before training, reports instead of training, and exports after training.
-    verify_gradients: bool | str = switch(False, "Compares the averaged gradient with the "
-        "full-batch gradient on the first batch. If they differ, the run ends before its first "
-        "update and names the loss or layer; with =warn, it continues. Off by default, because one "
+    verify_gradients: bool | str = switch(False, "Compares the towers' gradient with the "
+        "gradient of one tower on the first batch. If they differ, the run ends before its first "
+        "update and names the variable; with =warn, it continues. Off by default, because one "
         "device needs memory for the whole global batch.", Role.ONCE, word=WARN)
     profile: bool = switch(False, "Times a step and its parts, names the bottleneck and what to "
         "change, and writes a trace for TensorBoard. Trains nothing.", Role.ONCE)

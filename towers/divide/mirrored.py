@@ -13,20 +13,17 @@ import tensorflow as tf
 
 from towers.divide.context import Context, Place
 from towers.divide.copies import Copies
-from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Value
+from towers.divide.device_sums import sums_everywhere, sums_on
+from towers.divide.facts import PART, WHOLE, Need, Op, Value
 from towers.divide.flat import CONDITIONS, flatten
 from towers.divide.meetings import ASSIGNMENTS, Meeting, Program
 from towers.divide.repeatable import all_operations
 from towers.divide.run import Run
 from towers.machine.tensorflow_internals import called_graphs
-from towers.step.averaging import Tree, add_subtrees, add_tree, partial_sums, subtrees
-from towers.step.transfers import pack, packages, spread, unpack
+from towers.step.averaging import Tree
+from towers.step.transfers import spread
 
 _READS = ("ReadVariableOp", "VariableShape")
-_UNOWNED = (
-    "strategy=sharded: {} needs a parameter or a slot that another device updates. Use "
-    "strategy=mirrored."
-)
 
 
 def _states(op: Op) -> list[Value]:
@@ -85,14 +82,17 @@ class Owned(NamedTuple):
     home: str
 
 
-def closure(ops: Sequence[Op], owned: Owned, *, has_scalars: bool) -> list[Op]:
+def closure(
+    ops: Sequence[Op], owned: Owned, *, has_scalars: bool, read: set[Value] | None = None
+) -> list[Op]:
     """Returns the operations that assign to a device's own variables, with what they need.
 
+    read: the values that later operations of the device read; gets those that these read.
     has_scalars: whether scalars, and reads of variables that do not change, are among them.
         Otherwise they, like all that may not run on every device, come from the first device.
     """
     wanted: set[Op] = set()
-    read: set[Value] = set()
+    read = set() if read is None else read
     for op in reversed(ops):
         states = _states(op)
         assigns = _assigns(op) and any(value in owned.own for value in states)
@@ -153,15 +153,19 @@ class _Piece:
     """What one device runs of a meeting."""
 
     def __init__(
-        self, parts: Sequence[Sequence[Op]], owned: Owned
+        self, parts: Sequence[Sequence[Op]], owned: Owned, has_scalars: bool
     ) -> None:
         """parts: the operations before, in and after the compiled program."""
         self.owned = owned
         before, compiled, after = parts
-        self.before = closure(before, owned, has_scalars=False)
-        self.after = closure(after, owned, has_scalars=False)
-        is_whole = all(value in owned.own for op in compiled for value in _states(op))
-        program = list(compiled) if is_whole else closure(compiled, owned, has_scalars=True)
+        read: set[Value] = set()
+        self.after = closure(after, owned, has_scalars=has_scalars, read=read)
+        if all(value in owned.own for op in compiled for value in _states(op)):
+            program = list(compiled)
+            read.update(value for op in program for value in op.inputs)
+        else:
+            program = closure(compiled, owned, has_scalars=True, read=read)
+        self.before = closure(before, owned, has_scalars=has_scalars, read=read)
         self.program = Program(program, {v for op in self.after for v in op.inputs})
         self.ops = [*self.before, *program, *self.after]
         own = {value for op in self.ops for value in op.outputs}
@@ -180,36 +184,61 @@ class MirroredMeeting(Meeting):
         super().__init__(ops, read_after)
         self._copies, self._copied, self._all_read = copies, copied, self._read
         parts = [self._before, self._program.ops, self._after]
+        self._all_ops = [op for part in parts for op in part]
         self._pieces: dict[int, _Piece] = {}  # by the index of a device
         if not any(_assigns(op) and set(_states(op)) & set(copied) for op in ops):
             return
-        for k in range(int(not copies.is_sharded), len(copies.devices)):
+        if not copies.is_sharded:
+            self._make_pieces(parts, has_scalars=False)
+            return
+        # Most scalars, such as a norm of all gradients, are computed once. If that would come too
+        # late for a device, it computes all that it needs.
+        self._make_pieces(parts, has_scalars=False)
+        if self._reads_too_early(read_after):
+            self._make_pieces(parts, has_scalars=True)
+            if late := self._reads_too_early(read_after):
+                raise ValueError(
+                    f"strategy=sharded: {late.source.name} reads what another device updates. Use "
+                    "strategy=mirrored."
+                )
+        self._leave_to_owners(read_after)
+
+    def _make_pieces(self, parts: Sequence[Sequence[Op]], has_scalars: bool) -> None:
+        """parts: the operations before, in and after the compiled program."""
+        devices, copied = self._copies.devices, self._copied
+        for k in range(int(not self._copies.is_sharded), len(devices)):
             own = {value for value, v in copied.items() if self._is_updated_on(k, v)}
-            owned = Owned(own, copied.keys() - own, copies.devices[0])
-            self._pieces[k] = _Piece(parts, owned)
-        if copies.is_sharded:
-            self._leave_to_owners(read_after)
+            owned = Owned(own, copied.keys() - own, devices[0])
+            self._pieces[k] = _Piece(parts, owned, has_scalars)
 
     def _is_updated_on(self, k: int, variable: tf.Variable) -> bool:
         copies = self._copies
         return not copies.has_owner(variable) or copies.owner(variable) == k
 
-    def _leave_to_owners(self, read_after: Collection[Value]) -> None:
-        """Leaves to the pieces what they assign; the first device runs the rest."""
-        everything = [*self._before, *self._program.ops, *self._after]
+    def _kept(self, read_after: Collection[Value]) -> set[Op]:
+        """Returns what the first device runs beside the pieces: all that they do not assign."""
         of_pieces = {op for piece in self._pieces.values() for op in piece.ops}
         kept, read = set(), set(read_after)
-        changed = {value for op in of_pieces if _assigns(op) for value in _states(op)}
-        for op in reversed(everything):
+        for op in reversed(self._all_ops):
             if op not in of_pieces or not _assigns(op) and not read.isdisjoint(op.outputs):
                 kept.add(op)
                 read.update(op.inputs)
-        assigned: set[Value] = set()
-        for op in everything:
+        return kept
+
+    def _reads_too_early(self, read_after: Collection[Value]) -> Op | None:
+        """Returns an operation of the first device that reads what a piece assigns later."""
+        kept, assigned = self._kept(read_after), set[Value]()
+        for op in self._all_ops:
             if op in kept and not assigned.isdisjoint(_states(op)):
-                raise ValueError(_UNOWNED.format(op.source.name))
-            if op in of_pieces and _assigns(op):
-                assigned.update(changed.intersection(_states(op)))
+                return op
+            if _assigns(op) and op not in kept:
+                assigned.update(_states(op))
+        return None
+
+    def _leave_to_owners(self, read_after: Collection[Value]) -> None:
+        """Leaves to the pieces what they assign."""
+        kept = self._kept(read_after)
+        read = {value for op in kept for value in op.inputs} | set(read_after)
         self._before = [op for op in self._before if op in kept]
         self._program = Program([op for op in self._program.ops if op in kept], read)
         self._after = [op for op in self._after if op in kept]
@@ -245,10 +274,10 @@ class MirroredMeeting(Meeting):
     def _contexts(self, run: Run) -> dict[int, Context]:
         """Returns the context of each piece, which finds sums on its device."""
         if self._copies.is_sharded:
-            sums = {k: _sums_on(run, self._copies.devices[k], piece.sums)
+            sums = {k: sums_on(run, self._copies.devices[k], piece.sums)
                     for k, piece in self._pieces.items()}  # fmt: skip
         elif self._pieces:
-            everywhere = _sums_everywhere(run, self._copies, self._pieces[1].sums)
+            everywhere = sums_everywhere(run, self._copies.devices, self._pieces[1].sums)
             run.know(everywhere[0])
             sums = dict(enumerate(everywhere))
 
@@ -301,82 +330,3 @@ class MirroredMeeting(Meeting):
 
 def _as_tree(context: Context, value: Value) -> Tree:
     return [context.read(value, WHOLE)]
-
-
-def _sums_on(run: Run, target: str, values: Sequence[Value]) -> dict[Value, Any]:
-    """Returns the sums of parts on one device, which alone needs them."""
-    parts, others = _parts(run, values)
-    machine = run.machine
-    moved: dict[range, list[Any]] = {}
-    for source, towers in subtrees_of(run):
-        with tf.device(source):
-            added = add_tree(_added(parts, source, towers))
-        packed = machine.policy.pack_transfers
-        moved[towers] = spread(added, source, [target], packed=packed)[target]
-    found = {}
-    with tf.device(target):
-        for i, value in enumerate(parts):
-            found[value] = add_subtrees(
-                {towers: of[i] for towers, of in moved.items()}, machine.exchange.local_towers
-            )
-    whole = [run.whole.read(value, WHOLE) for value in others]
-    arrived = spread(whole, machine.home, [target], packed=machine.policy.pack_transfers)[target]
-    return found | dict(zip(others, arrived, strict=True))
-
-
-def _sums_everywhere(
-    run: Run, copies: Copies, values: Sequence[Value]
-) -> list[dict[Value, Any]]:
-    """Returns the sums of parts on each device: each adds one slice, and sends it to the others."""
-    parts, others = _parts(run, values)
-    devices, count = copies.devices, len(copies.devices)
-    first = [of[0] for of in parts.values()]
-    found: list[dict[Value, Any]] = [{} for _ in devices]
-    for chosen, shapes in packages(first):
-        names = [list(parts)[i] for i in chosen]
-        moved: dict[range, list[Any]] = {}
-        for source, towers in subtrees_of(run):
-            with tf.device(source):
-                added = add_tree(_added({v: parts[v] for v in names}, source, towers))
-                moved[towers] = tf.split(pack(added, count), count)
-        slices = []
-        for k, device in enumerate(devices):
-            with tf.device(device):
-                own = {towers: of[k] for towers, of in moved.items()}
-                slices.append(add_subtrees(own, run.machine.exchange.local_towers))
-        for k, device in enumerate(devices):
-            with tf.device(device):
-                found[k].update(zip(names, unpack(tf.concat(slices, axis=0), shapes)))
-    whole = [run.whole.read(value, WHOLE) for value in others]
-    arrived = spread(whole, run.machine.home, devices, packed=copies.packed)
-    for k, device in enumerate(devices):
-        found[k].update(zip(others, arrived[device], strict=True))
-    return found
-
-
-def subtrees_of(run: Run) -> list[tuple[str, range]]:
-    """Returns (device, towers) of each subtree of the additions that one device makes."""
-    devices = list(dict.fromkeys(run.machine.devices))
-    owners = [devices.index(device) for device in run.machine.devices]
-    return [(devices[owner], towers) for owner, towers in subtrees(owners)]
-
-
-def _added(parts: Mapping[Value, Sequence[Any]], device: str, towers: range) -> Tree:
-    values = [[of[t] for of in parts.values()] for t in towers]
-    return partial_sums(values, [device] * len(values), add_on_devices=True)
-
-
-def _parts(
-    run: Run, values: Sequence[Value]
-) -> tuple[dict[Value, list[Any]], list[Value]]:
-    """Returns the towers' parts of those sums that devices can add, and the other values.
-
-    Workers add theirs on the parameter device, and so do all if the size changes by the batch.
-    """
-    own, others = {}, []
-    for value in values:
-        if run.machine.exchange.is_alone and value.shape.num_elements():
-            own[value] = run.values_for(value, OWN)
-        else:
-            others.append(value)
-    return own, others

@@ -77,7 +77,7 @@ class NoiseScale(FitOption):
 
     Raises:
         ValueError: in `fit`, the model is not parallel, has one tower, has a custom `train_step`,
-            or has a loss that needs the rows of all towers.
+            or computes all gradients once, from the rows of all towers.
     """
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -174,10 +174,10 @@ def _measuring_step(model: keras.Model, name: str) -> TowerStep:
 def _divided_step(model: keras.Model, name: str) -> DividedStep:
     """Returns the runner of a step."""
     towers = towers_of(model)
-    is_keras = not overrides(model, f"{name}_step")
-    if is_keras and name == "train" and model.built and not model.optimizer.built:
+    is_keras, optimizer = not overrides(model, f"{name}_step"), getattr(model, "optimizer", None)
+    if name == "train" and model.built and optimizer is not None and not optimizer.built:
         with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
-            model.optimizer.build(model.trainable_variables)
+            optimizer.build(model.trainable_variables)
     machine = _machine(model)
     compiles: bool | str = False
     if is_keras:

@@ -1,11 +1,8 @@
 """make_parallel runs any Keras model on towers, with Keras' compile, fit, evaluate and predict.
 
-    parallel.fit                                       Keras' loop, callbacks and data adapters
-        train_step
-            TowerStep.compute, .update                 towers, averaging, one update
-            loss tracker, metrics                      from Keras, over the global batch
-        a custom train_step
-            CustomStep                                    traced once, run on towers level by level
+    parallel.fit            Keras' loop, callbacks and data adapters
+        train_step          Keras' own or a custom one, traced once for the whole batch
+            DividedStep     the trace, divided among towers; one update
 """
 
 import functools
@@ -59,25 +56,27 @@ def make_parallel(
     The parallel model has the layers and variables of `model`, so training one changes both.
     `save`, `export` and `clone_model` write the plain model. If `model` is compiled, the parallel
     model is compiled with the same arguments. `batch_size` is the global batch. `run_eagerly` has
-    no effect. `jit_compile` compiles each tower, except in a custom `train_step`. To turn XLA off,
+    no effect. `jit_compile` compiles the towers, except in a custom `train_step`. To turn XLA off,
     compile the parallel model: Keras does not tell "auto" and False apart in a compiled model.
+
+    A custom `train_step`, `test_step` or `predict_step` is traced for the whole batch, as on one
+    device, and its operations are divided among towers.
 
     With several workers, each worker makes the same model and passes it the same global batches.
 
     Args:
         model: any Keras 3 model. A model that is not built is built on the CPU, by the first batch.
-            docs/train_step_rules.md describes how a custom `train_step`, `test_step` or
-            `predict_step` runs.
         gpus: a number of GPUs, or a list of device indices such as [0, 2, 4]. Default: all GPUs.
             The other GPUs are hidden from TensorFlow, so that their memory stays free. Without
             GPUs, towers run on the logical CPU devices that `logical_cpus` makes. If TensorFlow
             started with one CPU device, all towers share it, with a warning.
         num_towers: the number of towers of all workers together. Default: one for each device, or
             for each `gpus_per_tower` devices.
-        batch_norm: "average", "tower0" or "synchronized", see `TowerStep`. Default: "average", with
-            a warning.
-        strategy: "parameter_server" keeps the parameters on the CPU, "mirrored" keeps a copy on
-            each device, and "sharded" also divides update and slots among the devices.
+        batch_norm: "synchronized", "average" or "tower0", see `TowerStep`. Default: "synchronized",
+            the mean and variance of the whole batch.
+        strategy: "parameter_server" keeps the parameters on the CPU. "mirrored" keeps a copy on
+            each device. With "sharded", each device also owns some of the parameters: it alone
+            updates them and holds their slots.
         gpus_per_tower: the number of devices that share the layers of one tower.
         stages: with `gpus_per_tower`, the names of the layers that begin the second and later
             stages. Default: stages are balanced by bytes.
@@ -245,7 +244,7 @@ class ParallelModel(keras.Model):
         return outputs
 
     def train_step(self, data: Any) -> dict[str, tf.Tensor]:
-        """Makes one synchronous update, or runs a custom `train_step`. Keras' loop calls it."""
+        """Makes one step on a global batch, as the model's class defines it; Keras calls it."""
         return run_step(self, "train", data)  # type: ignore[no-any-return]
 
     def test_step(self, data: Any) -> dict[str, tf.Tensor]:

@@ -126,8 +126,8 @@ class Checkpointer:
             raise ValueError(f"{self.found.path} belongs to another {whose}: {listed}. {remedy}")
         if is_before:
             self.warn(
-                f"{self.found.path} was written by an earlier version of towers. Training goes on "
-                f"with batch_norm={now.get('batch_norm')}, and with other last bits than before."
+                f"{self.found.path} was written by an earlier version of towers. Training "
+                f"continues with batch_norm={now.get('batch_norm')}, and with other last bits."
             )
 
     def hold(

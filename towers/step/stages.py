@@ -15,6 +15,9 @@ never its result. The towers of a device group run as a pipeline.
 
 Stage s begins with S - s - 1 forward passes. Then forward and backward passes take turns (1F1B of
 PipeDream, Narayanan et al. 2019). It keeps the activations of at most S - s towers.
+
+If towers meet within a step, as for BatchNormalization, the parts between two meetings run in this
+order, and the activations of all towers are kept.
 """
 
 import bisect
