@@ -114,24 +114,28 @@ class Run:
             return self.whole.values[value]
         if value not in self._met:
             with tf.device(self.machine.home):
-                if value.fact == EACH:
-                    self._met[value] = self._average(value)
-                elif value.fact == PART:
+                if self._is_sum(value):
                     self._met[value] = add_tree(self.tree(value))[0]
+                elif value.fact == EACH:
+                    first = self.values_for(value, OWN)[0]
+                    self._met[value] = self.machine.exchange.broadcast([first])[0]
                 else:
                     self._met[value] = self._joined(value)
         return self._met[value]
 
     def add_up(self, values: Iterable[Value]) -> None:
-        """Begins to add the parts of those values that are sums, which travel together."""
+        """Begins to add the parts of those values that are sums, which travel together.
+
+        A value that each tower has for itself becomes the average, weighted by rows.
+        """
         known = (self._trees, self._met, self.whole.values)
-        parts = dict.fromkeys(v for v in values if v.fact == PART)
+        parts = dict.fromkeys(filter(self._is_sum, values))
         new = [v for v in parts if all(v not in found for found in known)]
         by_devices: dict[tuple[str, ...], list[Value]] = {}
         for value in new:
             by_devices.setdefault(tuple(self._devices_of(value)), []).append(value)
         for devices, group in by_devices.items():
-            own = [self.values_for(value, OWN) for value in group]
+            own = list(map(self._parts, group))
             tree = self._reduce(list(map(list, zip(*own, strict=True))), devices)
             self._trees.update((value, _of(tree, i)) for i, value in enumerate(group))
 
@@ -158,16 +162,20 @@ class Run:
                 parameter_device=machine.home, packed=machine.policy.pack_transfers,
             )
 
-    def _average(self, value: Value) -> Any:
-        """Returns the average of what the towers have, weighted by rows, or tower 0's."""
-        own = self.values_for(value, OWN)
-        if self.machine.takes_first or not value.dtype.is_floating:
-            return self.machine.exchange.broadcast([own[0]])[0]
-        weighted = []
-        for each, place in zip(own, self.places, strict=True):
-            share = tf.cast(place.count / self.total, value.dtype)
-            weighted.append([tf.where(place.has_rows, each * share, tf.zeros_like(each))])
-        return add_tree(self._reduce(weighted, self._devices_of(value)))[0]
+    def _is_sum(self, value: Value) -> bool:
+        is_averaged = value.dtype.is_floating and not self.machine.takes_first
+        return value.fact == PART or value.fact == EACH and is_averaged
+
+    def _parts(self, value: Value) -> list[Any]:
+        """Returns what each tower adds to a sum."""
+        own, weighted = self.values_for(value, OWN), []
+        if value.fact == PART:
+            return own
+        for each, place, device in zip(own, self.places, self._devices_of(value), strict=True):
+            with tf.device(device):
+                share = tf.cast(place.count / self.total, value.dtype)
+                weighted.append(tf.where(place.has_rows, each * share, tf.zeros_like(each)))
+        return weighted
 
     def _joined(self, value: Value) -> Any:
         """Returns the rows of all towers, in order."""
