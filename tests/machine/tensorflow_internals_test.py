@@ -5,6 +5,7 @@ import gc
 import re
 import weakref
 
+import pytest
 import tensorflow as tf
 
 from tests import processes
@@ -174,3 +175,18 @@ def test_traced_graph():
     assert [v.numpy() for v in made] == [2]  # made once, and nothing has run
     assert [v.handle is handle for v, handle in zip(made, graph.external_captures)] == [True]
     assert graph.structured_outputs.shape == [1]
+
+
+def test_without_xla():
+    """XLA has no operations for text."""
+    @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([], tf.string)])
+    def compiled(text):
+        return tf.strings.length(text)
+
+    @tf.function(autograph=False)
+    def length(text):
+        return tensorflow_internals.without_xla(compiled, text)
+
+    assert length(tf.constant("four")) == 4
+    with pytest.raises(tf.errors.InvalidArgumentError, match="(?i)xla"):
+        compiled("four")

@@ -11,22 +11,25 @@ from towers.machine.tensorflow_internals import called_graphs
 
 # XLA knows many more, but some of them only on some devices.
 _KNOWN = frozenset("""
-    Abs Add AddN AddV2 All Any ArgMax AssignAddVariableOp AssignSubVariableOp AssignVariableOp
-    AvgPool AvgPoolGrad BatchMatMulV2 BiasAdd BiasAddGrad BroadcastGradientArgs BroadcastTo Cast
-    Ceil ClipByValue ConcatV2 Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Cos
-    DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput
-    Div DivNoNan Einsum Elu EluGrad EmptyTensorList Equal Erf Exp ExpandDims Fill Floor FloorDiv
-    FloorMod GatherV2 Greater GreaterEqual Identity IsFinite IsNan L2Loss LeakyRelu
-    LeakyReluGrad Less LessEqual Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max
-    MaxPool MaxPoolGrad Maximum Mean Min Minimum Mul Neg NoOp NotEqual OneHot OnesLike Pack
-    Placeholder Pow PreventGradient Prod Range ReadVariableOp RealDiv Reciprocal Relu ReluGrad
-    Reshape ReverseV2 Round Rsqrt RsqrtGrad Select SelectV2 Shape Sigmoid SigmoidGrad Sign Sin
-    Size Slice Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad
-    SparseSoftmaxCrossEntropyWithLogits Split Sqrt Square SquaredDifference Squeeze
-    StatelessRandomUniformV2 StopGradient StridedSlice StridedSliceGrad Sub Sum Tanh TanhGrad
-    TensorListElementShape TensorListFromTensor TensorListGetItem TensorListLength
+    Abs Add AddN AddV2 All Any ArgMax ArgMin AssignAddVariableOp AssignSubVariableOp
+    AssignVariableOp Atan2 AvgPool AvgPoolGrad BatchMatMulV2 BiasAdd BiasAddGrad Bitcast
+    BitwiseAnd BitwiseOr BitwiseXor BroadcastArgs BroadcastGradientArgs BroadcastTo Cast Ceil
+    ClipByValue ConcatV2 Const Conv2D Conv2DBackpropFilter Conv2DBackpropInput Conv3D Cos Cosh
+    Cumsum DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter
+    DepthwiseConv2dNativeBackpropInput Div DivNoNan Einsum Elu EluGrad EmptyTensorList Equal Erf
+    Erfc Exp ExpandDims Expm1 Fill Floor FloorDiv FloorMod GatherNd GatherV2 Greater
+    GreaterEqual Identity Invert IsFinite IsNan L2Loss LeakyRelu LeakyReluGrad LeftShift Less
+    LessEqual Log Log1p LogSoftmax LogicalAnd LogicalNot LogicalOr MatMul Max MaxPool
+    MaxPoolGrad Maximum Mean Min Minimum Mul MulNoNan Neg NoOp NotEqual OneHot OnesLike Pack Pad
+    PadV2 Placeholder Pow PreventGradient Prod Range ReadVariableOp RealDiv Reciprocal
+    ReciprocalGrad Relu Relu6 Relu6Grad ReluGrad Reshape ReverseV2 RightShift Round Rsqrt
+    RsqrtGrad Select SelectV2 Selu SeluGrad Shape Sigmoid SigmoidGrad Sign Sin Sinh Size Slice
+    Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
+    SparseSoftmaxCrossEntropyWithLogits Split Sqrt SqrtGrad Square SquaredDifference Squeeze
+    StatelessRandomUniformV2 StopGradient StridedSlice StridedSliceGrad Sub Sum Tan Tanh
+    TanhGrad TensorListElementShape TensorListFromTensor TensorListGetItem TensorListLength
     TensorListPopBack TensorListPushBack TensorListReserve TensorListSetItem TensorListStack
-    Tile Transpose Unpack UnsortedSegmentSum ZerosLike
+    Tile TopKV2 Transpose Unpack UnsortedSegmentSum Xdivy Xlogy ZerosLike
 """.split())
 _BODIES = ("body", "cond", "then_branch", "else_branch")
 
@@ -76,7 +79,8 @@ def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], Any]) -> 
     for op in ops:
         size, needs = None, dict(op.each.needs) if op.each is not None else {}
         if op.type == "SparseSoftmaxCrossEntropyWithLogits":
-            size = op.inputs[0].shape[-1]
+            logits = op.inputs[0]  # TensorFlow joins all axes but the last one
+            size = (logits.op.inputs[0] if logits.op.type == "Reshape" else logits).shape[-1]
         elif op.type == "GatherV2":
             axis = tf.get_static_value(op.source.inputs[2])
             size = None if axis is None else op.inputs[0].shape[int(axis)]

@@ -9,7 +9,7 @@ from towers.divide.compiling import compiles, indices_are_valid, is_worth_it
 from towers.divide.context import Context, Place, open_shape, reads
 from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Value
 from towers.divide.run import Run
-from towers.machine.tensorflow_internals import KEEP_WHOLE
+from towers.machine.tensorflow_internals import KEEP_WHOLE, without_xla
 
 _LARGE = 4096  # elements
 
@@ -36,7 +36,7 @@ class Stage:
         self._outputs = [value for op in ops for value in op.outputs if value in read_after]
         ends = [*(value for value, _ in self._inputs), *self._outputs]
         self._compiles, self._is_worth_it = compiles(ops, ends), is_worth_it(ops, ends)
-        self._traced: dict[bool, Callable] = {}
+        self._traced: Callable | None = None
 
     def call(self, run: Run) -> None:
         """Computes the results of each tower, on its device."""
@@ -72,11 +72,35 @@ class Stage:
 
     def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
         """Calls the function of a tower, given what it reads."""
-        plain, place = self._function(False), run.places[t]
-        is_chosen = self._compiles and (self._is_worth_it or not run.machine.only_loops)
-        if run.compiled is None or not is_chosen:
-            return plain(place, own)[0]  # type: ignore[no-any-return]
-        return chosen(run.compiled[t], self._function(True), plain, place, own)
+        place, is_compiled = run.places[t], self._is_compiled(run)
+        function = self._function(is_compiled)
+        if not is_compiled or run.compiled is None:
+            return function(place, own)[0]  # type: ignore[no-any-return]
+        return chosen(run.compiled[t], function, place, own)
+
+    def _is_compiled(self, run: Run) -> bool:
+        """Returns whether XLA compiles the function."""
+        is_asked = run.compiled is not None and self._compiles
+        return is_asked and (self._is_worth_it or not run.machine.only_loops)
+
+    def _function(self, is_compiled: bool) -> Callable:
+        """Returns the function of a tower, traced once."""
+        if self._traced is None:
+            scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
+            specs = [_spec(value, need) for value, need in self._inputs]
+
+            def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
+                return self._compute(is_compiled, place, given)
+
+            with tf.init_scope(), tf.device(None):
+                function = tf.function(
+                    tower, autograph=False, jit_compile=is_compiled or None,
+                    experimental_attributes=None if is_compiled else KEEP_WHOLE,
+                )  # fmt: skip
+                self._traced = function.get_concrete_function(
+                    Place(scalar, scalar, scalar, flag), specs
+                )
+        return self._traced
 
     def _compute(self, is_compiled: bool, place: Place, given: list[Any]) -> tuple[list[Any], Any]:
         """Emits the operations of one tower; returns the values of `_outputs`.
@@ -92,25 +116,6 @@ class Stage:
         results = [next(real) if told else value for value, told in zip(results, is_part)]
         return results, indices_are_valid(self._ops, context.read) if is_compiled else ()
 
-    def _function(self, is_compiled: bool) -> Callable:
-        """Returns the function of a tower, traced once, and once for XLA."""
-        if is_compiled not in self._traced:
-            scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
-            specs = [_spec(value, need) for value, need in self._inputs]
-            options: dict[str, Any] = {"jit_compile": True} if is_compiled else {
-                "experimental_attributes": KEEP_WHOLE
-            }  # fmt: skip
-
-            def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
-                return self._compute(is_compiled, place, given)
-
-            with tf.init_scope(), tf.device(None):
-                function = tf.function(tower, autograph=False, **options)
-                self._traced[is_compiled] = function.get_concrete_function(
-                    Place(scalar, scalar, scalar, flag), specs
-                )
-        return self._traced[is_compiled]
-
 
 def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
     """Returns values that are ready after the last call on a device, if towers take turns."""
@@ -122,18 +127,21 @@ def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
 
 
 def chosen(
-    is_compiled: Any, compiled: Callable, plain: Callable, place: Place, given: list[Any]
+    is_compiled: Any, function: Callable, place: Place, given: list[Any]
 ) -> list[Any]:
-    """Returns the results of the compiled function for full batches with valid indices.
+    """Returns the results of a function: compiled by XLA for full batches with valid indices.
 
-    The other one raises the error of an index that is out of range.
+    Without XLA, it raises the error of an index that is out of range.
     """
 
-    def fast() -> list[Any]:
-        results, is_valid = compiled(place, given)
-        return tf.cond(is_valid, lambda: results, lambda: plain(place, given)[0])
+    def plain() -> list[Any]:
+        return without_xla(function, place, given)[0]  # type: ignore[no-any-return]
 
-    return tf.nest.flatten(tf.cond(is_compiled, fast, lambda: plain(place, given)[0]))
+    def fast() -> list[Any]:
+        results, is_valid = function(place, given)
+        return tf.cond(is_valid, lambda: results, plain)  # type: ignore[no-any-return]
+
+    return tf.nest.flatten(tf.cond(is_compiled, fast, plain))  # type: ignore[no-any-return]
 
 
 def _if_rows(place: Place, parts: list[Any]) -> list[Any]:

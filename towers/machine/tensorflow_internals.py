@@ -33,6 +33,7 @@ OWN_THREADS = "TF_OVERRIDE_GLOBAL_THREADPOOL"
 COLOCATION = "_class"
 
 _PLACES = (COLOCATION, "_output_shapes")
+_COMPILED = "_XlaMustCompile"  # the attribute of a call that XLA compiles
 
 
 def define_functions(definition: tf.compat.v1.GraphDef) -> None:
@@ -100,6 +101,16 @@ def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> tuple[Any,
         function.__name__, noting, tuple(specs), {}, arg_names=names
     )
     return graph, made
+
+
+def without_xla(function: Callable, *values: Any) -> Any:
+    """Calls a function that XLA compiles, without XLA, as the only call of the current graph."""
+    # Each call is marked. A function without the mark would be traced, or copied, once more.
+    results = function(*values)
+    for operation in tf.compat.v1.get_default_graph().get_operations():
+        if _COMPILED in operation.node_def.attr:
+            operation._clear_attr(_COMPILED)
+    return results
 
 
 @contextmanager
