@@ -76,7 +76,7 @@ class Stage:
         function = self._function(is_compiled)
         if not is_compiled or run.compiled is None:
             return function(place, own)[0]  # type: ignore[no-any-return]
-        return chosen(run.compiled[t], function, place, own)
+        return self._real(place, chosen(run.compiled[t], function, place, own))
 
     def _is_compiled(self, run: Run) -> bool:
         """Returns whether XLA compiles the function."""
@@ -111,10 +111,15 @@ class Stage:
         context = Context(place, lambda value, need: found[value, need])
         context.run(self._ops)
         results = [context.values[value] for value in self._outputs]
+        if is_compiled:  # XLA would copy what a condition returns
+            return results, indices_are_valid(self._ops, context.read)
+        return self._real(place, results), ()
+
+    def _real(self, place: Place, results: list[Any]) -> list[Any]:
+        """Returns results in which parts of sums are zero if the tower has no rows."""
         is_part = [value.fact == PART and value.dtype != tf.variant for value in self._outputs]
         real = iter(_if_rows(place, [part for part, told in zip(results, is_part) if told]))
-        results = [next(real) if told else value for value, told in zip(results, is_part)]
-        return results, indices_are_valid(self._ops, context.read) if is_compiled else ()
+        return [next(real) if told else value for value, told in zip(results, is_part)]
 
 
 def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
