@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from towers.step import sharding
-from towers.step.structures import as_tensor, batch_specs
+from towers.step.structures import as_tensor, batch_specs, join_rows
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 8])
@@ -18,10 +18,7 @@ def test_real_rows_joined_are_the_batch_and_empty_shards_carry_a_row(num_example
     assert rows.tolist() == list(range(num_examples))
     assert max(sizes) - min(sizes) <= 1
     assert sizes == sharding.shard_sizes(num_examples, num_towers)
-    assert [float(shard.share) for shard in shards] == [size / num_examples for size in sizes]
     assert [s.values.shape[0] for s in shards] == [max(size, 1) for size in sizes]
-    joined = sharding.concat_shards([shard.values for shard in shards], shards)
-    assert joined.numpy().tolist() == list(range(num_examples))
 
 
 def test_every_tensor_of_a_structure_is_split_and_none_stays_none():
@@ -41,7 +38,7 @@ def test_the_rows_of_a_sparse_tensor_are_split_and_joined_as_dense_rows_are():
         for ours, theirs in zip(shards, sharding.shard_batch(dense, num_towers), strict=True):
             np.testing.assert_array_equal(tf.sparse.to_dense(ours.values), theirs.values)
             assert ours.values.shape == theirs.values.shape
-        joined = sharding.concat_shards([shard.values for shard in shards], shards)
+        joined = join_rows([sharding.rows_of(shard.values, shard) for shard in shards])
         pairs = zip(tf.nest.flatten(joined, True), tf.nest.flatten(batch, True), strict=True)
         for ours, theirs in pairs:
             np.testing.assert_array_equal(ours, theirs)

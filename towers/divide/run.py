@@ -184,7 +184,7 @@ class Run:
         if self.machine.exchange.is_alone:
             return tf.concat(own, axis)
         front = [axis, *(a for a in range(value.shape.rank or 1) if a != axis)]
-        (rows,) = self.machine.exchange.concat([[tf.transpose(part, front)] for part in own])
+        rows = self.machine.exchange.concat([tf.transpose(part, front) for part in own])
         return tf.transpose(rows, [front.index(a) for a in range(len(front))])
 
     def real_parts(self, value: Value) -> list[Any]:

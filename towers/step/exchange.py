@@ -22,7 +22,7 @@ import tensorflow as tf
 
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.sharding import (
-    BatchValues, Shard, batch_size, concat_shards, rows_of, shard_batch
+    BatchValues, Shard, batch_size, rows_of, shard_batch
 )
 from towers.step.structures import (
     components, is_composite, join_rows, map_tensors, sparse_rows, take_rows
@@ -73,17 +73,13 @@ class Exchange:
         """Returns `partial_sums` over T towers, given this worker's values and devices."""
         return partial_sums(values, devices, **options)
 
-    def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-        """Joins the rows of T shards, in order, given this worker's tensors [max(n, 1), ...]."""
-        return concat_shards(values, shards)
-
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Returns the values of all T towers, given this worker's; all have one shape."""
         return list(values)
 
-    def concat(self, values: Sequence[Values]) -> Values:
-        """Joins tensors [m_t, ...] in the towers' order, given this worker's towers x V tensors."""
-        return [tf.concat(tensors, axis=0) for tensors in zip(*values, strict=True)]
+    def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Joins tensors [m_t, ...] in the towers' order, given those of this worker's towers."""
+        return tf.concat(values, axis=0)
 
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
         """Broadcasts tower 0's values. Each worker passes its first tower's; None is kept."""
@@ -91,10 +87,6 @@ class Exchange:
 
     def check_same_batch(self, batch: BatchValues) -> None:
         """Makes the step fail in every worker if the workers' global batches differ."""
-
-    def join_labels(self, batch: BatchValues) -> BatchValues:
-        """Returns a batch whose y and sample_weight have the rows of all workers; x stays."""
-        return batch
 
     def join_composites(self, batch: Any) -> Any:
         """Returns a batch whose ragged and sparse tensors have the rows of all workers."""
@@ -131,9 +123,7 @@ class WorkersExchange(Exchange):
         added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in self._own]
         sums = list(added[0])
         for i, value in enumerate(added[0]):
-            if isinstance(value, (tf.IndexedSlices, tuple)):
-                sums[i] = self._add_slices([values[i] for values in added])
-            elif value is not None and not value.shape.is_fully_defined():
+            if not value.shape.is_fully_defined():
                 sums[i] = self._add_open([values[i] for values in added])
         for chosen, shapes in packages(added[0]):
             packed = [pack([values[i] for i in chosen], self._num_workers) for values in added]
@@ -141,7 +131,8 @@ class WorkersExchange(Exchange):
                 sums[i] = part
         return sums
 
-    def rows(self, values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
+    def _rows(self, values: Sequence[Any], shards: Sequence[Shard]) -> Any:
+        """Joins the rows of T shards, in order, given this worker's [max(n, 1), ...]."""
         own = [rows_of(v, shards[t]) for t, v in zip(self.local_towers, values, strict=True)]
         sizes = [tf.add_n([shards[t].size for t in towers]) for towers in self._towers]
         return self._join(join_rows(own), tf.stack(sizes))
@@ -150,10 +141,9 @@ class WorkersExchange(Exchange):
         counts = tf.constant(list(map(len, self._towers)))
         return tf.unstack(self._join(tf.stack(list(values)), counts), num=self.num_towers)
 
-    def concat(self, values: Sequence[Values]) -> Values:
+    def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         own = super().concat(values)
-        sizes = self._collectives.all_gather(batch_size(own))
-        return [self._join(tensor, sizes) for tensor in own]
+        return self._join(own, self._collectives.all_gather(batch_size(own)))
 
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
         received = list(values)
@@ -177,22 +167,13 @@ class WorkersExchange(Exchange):
             found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
         )
 
-    def join_labels(self, batch: BatchValues) -> BatchValues:
-        if not self.has_own_rows:
-            return batch
-        shards = shard_batch(batch, self.num_towers)
-        own = [tf.nest.flatten(shards[t].values[1:]) for t in self.local_towers]
-        joined = [v[0] if v[0] is None else self.rows(v, shards) for v in zip(*own, strict=True)]
-        y, sample_weight = tf.nest.pack_sequence_as(batch[1:], joined)
-        return batch[0], y, sample_weight
-
     def join_composites(self, batch: Any) -> Any:
         if not self.has_own_rows or not any(map(is_composite, tf.nest.flatten(batch))):
             return batch
         shards = shard_batch(batch, self.num_towers)
         own = [tf.nest.flatten(shards[t].values) for t in self.local_towers]
         joined = [
-            self.rows(values, shards) if is_composite(whole) else whole
+            self._rows(values, shards) if is_composite(whole) else whole
             for whole, values in zip(tf.nest.flatten(batch), zip(*own, strict=True), strict=True)
         ]
         return tf.nest.pack_sequence_as(batch, joined)
@@ -216,15 +197,6 @@ class WorkersExchange(Exchange):
         padded = [tf.pad(tf.reshape(value, [-1]), [[0, missing]]) for value in values]
         total = tf.reshape(self._add_vectors(padded)[:size], tf.shape(first))
         return tf.ensure_shape(total, first.shape)
-
-    def _add_slices(self, values: Sequence[Any]) -> Any:
-        """Adds all workers' gradients of an embedding; `values`: one for each own subtree."""
-        if isinstance(values[0], tuple):
-            return tuple(map(self._add_slices, zip(*values, strict=True)))
-        if values[0].dense_shape is None:  # [k, ...] each; k is known only when the step runs
-            return tf.IndexedSlices(self._add_open([v.values for v in values]), values[0].indices)
-        joined = self.concat([[v.values, v.indices] for v in values])
-        return tf.IndexedSlices(*joined, values[0].dense_shape)
 
     def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
         """Joins [n_w, ...] of all workers to [sum(n_w), ...], in their order; sizes: n_w, int32."""

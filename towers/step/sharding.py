@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from towers.step.structures import Structure, join_rows, map_tensors, take_rows
+from towers.step.structures import Structure, map_tensors, take_rows
 
 BatchValues: TypeAlias = tuple[Structure, Structure, Structure]  # x, y, sample_weight
 Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if they are split already
@@ -23,7 +23,6 @@ class Shard(NamedTuple):
 
     values: BatchValues  # the batch's structure, with tensors [max(size, 1), ...]
     size: tf.Tensor  # scalar int32, n_t, the number of examples
-    share: tf.Tensor  # scalar float64, n_t / N; 0 for an empty shard
 
 
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
@@ -36,11 +35,10 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     """Splits tensors [N, ...], N >= 1 static or not, into T shards, in order; None is kept."""
     num_examples = batch_size(batch)
     begins, ends, sizes = _bounds(num_examples, num_towers)
-    shares = tf.cast(sizes, tf.float64) / tf.cast(num_examples, tf.float64)
-    columns = begins[:, tf.newaxis], ends[:, tf.newaxis], sizes, shares  # bounds are [1] each
+    columns = begins[:, tf.newaxis], ends[:, tf.newaxis], sizes  # bounds are [1] each
     return [
-        Shard(map_tensors(lambda v: take_rows(v, begin, end), batch), size, share)
-        for begin, end, size, share in zip(*map(tf.unstack, columns), strict=True)
+        Shard(map_tensors(lambda v: take_rows(v, begin, end), batch), size)
+        for begin, end, size in zip(*map(tf.unstack, columns), strict=True)
     ]
 
 
@@ -59,11 +57,6 @@ def _bounds(num_examples: Any, num_towers: int) -> tuple[tf.Tensor, tf.Tensor, t
     sizes = quotient + tf.cast(tower < remainder, tf.int32)
     begins = tf.minimum(tower * quotient + tf.minimum(tower, remainder), num_examples - 1)
     return begins, begins + tf.maximum(sizes, 1), sizes
-
-
-def concat_shards(values: Sequence[tf.Tensor], shards: Sequence[Shard]) -> tf.Tensor:
-    """Joins the T towers' results, in order, to [N, ...]; empty shards give no rows."""
-    return join_rows([rows_of(v, shard) for v, shard in zip(values, shards, strict=True)])
 
 
 def rows_of(value: Any, shard: Shard) -> Any:
