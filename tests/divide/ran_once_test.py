@@ -99,6 +99,39 @@ def test_only_parallel_models_have_the_list():
         towers.ran_once(keras.Sequential(name="plain"))
 
 
+class Tied(keras.Layer):
+    """Multiplies by the table of an embedding, as language models do."""
+
+    def __init__(self, embedding):
+        super().__init__()
+        self.embedding = embedding
+
+    def call(self, x):
+        return x @ keras.ops.transpose(self.embedding.embeddings)
+
+
+def test_the_gradient_of_a_table_that_two_inputs_look_up_and_outputs_share_runs_in_towers(float64):
+    def trained(num_towers):
+        keras.utils.set_random_seed(1)
+        left, right = (keras.Input((n,), dtype="int32") for n in (5, 3))
+        table = L.Embedding(50, 4)
+        rows = L.Concatenate(axis=1)([table(left), table(right)])
+        model = keras.Model([left, right], Tied(table)(L.GlobalAveragePooling1D()(rows)))
+        if num_towers:
+            model = towers.make_parallel(model, 2, num_towers=num_towers)
+        model.compile("adam", "mse", jit_compile=False)
+        rng = np.random.default_rng(0)
+        for n in (11, 2):
+            x = [rng.integers(0, 50, (n, 5)), rng.integers(0, 50, (n, 3))]
+            model.train_on_batch(x, rng.normal(size=(n, 50)))
+        return model
+
+    ours, theirs = trained(3), trained(0)
+    assert towers.ran_once(ours) == []
+    for a, b in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
+
+
 SIZES = {"Xception": 71, "InceptionV3": 75}  # the smallest images; 32 for others
 
 

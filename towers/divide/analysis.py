@@ -186,7 +186,7 @@ class Analysis:
         each = own_moments.each_of(op, self._markers) if self._markers else None
         if each is None and EACH in look.facts():
             each = own_moments.elementwise(op)
-        each = each or self._by_rule(op)
+        each = each or self._by_rule(op) or arithmetic.joined_segments(look)
         if each is None and _WORK.search(op.type) and not self.is_inside:
             return self._cut_again(op)
         return each

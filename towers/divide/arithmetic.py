@@ -1,11 +1,12 @@
 """Rules of arithmetic: element by element, sums over axes, and products of matrices."""
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.facts import AS_PART, EACH, ONCE, OWN, PART, WHOLE, Each, Fact, rows, rows_of
+from towers.divide.facts import AS_PART, EACH, ONCE, OWN, PART, WHOLE, Each, Fact, Op, rows, rows_of
 from towers.divide.probes import rows_each
 from towers.divide.rule import Look, align, contract, kept_axes, rule, rule_of_rows
 
@@ -210,6 +211,37 @@ def segments(look: Look) -> Each | None:
     if axis >= len(look.dims(1)):
         return None
     return look.each([OWN, rows_of(axis), WHOLE], PART)
+
+
+def joined_segments(look: Look) -> Each | None:
+    """Sums several groups of rows to one set of segments, one group after the other.
+
+    The gradient of a table that is looked up twice joins the rows of both lookups.
+    """
+    if look.type != "UnsortedSegmentSum":
+        return None
+    data, segment_ids = (value.op for value in look.inputs[:2])
+    if {data.type, segment_ids.type} != {"ConcatV2"}:
+        return None
+    (*groups, axis), (*ids, of_ids) = data.inputs, segment_ids.inputs
+    known = [look.probes.const(value) for value in (axis, of_ids)]
+    if any(value is None or int(value) != 0 for value in known) or len(groups) != len(ids):
+        return None
+    for group, its_ids in zip(groups, ids, strict=True):
+        sizes = [look.probes.dims(value) for value in (group, its_ids)]
+        if {group.fact, its_ids.fact} != {rows(0)} or sizes[0] is None or sizes[1] is None:
+            return None
+        if tuple(sizes[0][0]) != tuple(sizes[1][0]):
+            return None
+
+    def emit(context: Any, op: Op, given: list[Any]) -> list[Any]:
+        *both, count = given
+        pairs = zip(both[: len(groups)], both[len(groups) :], strict=True)
+        sums = [context.copy(op, [*pair, count])[0] for pair in pairs]
+        return [functools.reduce(tf.add, sums)]
+
+    needs = [*((value, OWN) for value in (*groups, *ids)), (look.inputs[2], WHOLE)]
+    return Each(needs, [PART], emit)
 
 
 # Operations on the last axes of each row, with the number of these axes.

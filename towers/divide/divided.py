@@ -122,7 +122,7 @@ class Divided:
                     analysis.probes.feed(value, [[count + 1] for count in ROWS])
                 else:
                     analysis.probes.feed_static(value)
-            self.ops = analysis.place(live(ops, self.outputs))
+            self.ops = _read(analysis.place(live(ops, self.outputs)), self.outputs)
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
                 multiply_sums(self.ops)
@@ -192,6 +192,18 @@ class Divided:
         run.add_up(self._results)
         with tf.device(self._machine.home):
             return [run.whole.read(value, WHOLE) for value in self._results]
+
+
+def _read(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
+    """Leaves out operations whose results no other operation reads in the end."""
+    wanted = set(outputs)
+    kept = []
+    for op in reversed(ops):
+        is_size = op.each is not None and op.each.facts[0] == SIZE
+        if has_effects(op) or is_size or not wanted.isdisjoint(op.outputs):
+            kept.append(op)
+            wanted.update(value for value, _ in reads(op))
+    return kept[::-1]
 
 
 def _before_identity(value: Value) -> Value:
