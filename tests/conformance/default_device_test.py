@@ -195,7 +195,7 @@ def test_tower_t_runs_on_device_t_times_D_over_T_and_the_update_on_cpu_0(num_tow
     for variable in [*step.model.variables, *step.optimizer.variables]:
         assert variable.value.device.endswith("CPU:0"), variable.path
     received = [n.attr["tensor_name"].s.decode() for graph in partitions for n in graph.node
-                if n.op == "_Recv" and b"parameters/" in n.attr["tensor_name"].s]
+                if n.op == "_Recv" and b"ReadVariableOp" in n.attr["tensor_name"].s]
     assert received
     assert len(received) == len(set(received))
     assert len(received) <= len(step.model.variables) + len(step.optimizer.variables)

@@ -1,4 +1,4 @@
-"""keras.remat in towers: the results without it, in less memory."""
+"""keras.remat in towers: the results of one device, in less memory."""
 
 import contextlib
 import subprocess
@@ -100,11 +100,14 @@ def trained(build, remat, **options):
 
 @pytest.mark.telling("noisy")
 @pytest.mark.filterwarnings("ignore:.*could not be tried")  # masks of made-up tokens
-@pytest.mark.parametrize("build, options", [
-    (noisy, {}), (noisy, {"batch_norm": "synchronized"}), (masked, {}), (looped, {}),
-], ids=["noisy", "synchronized", "masked", "looped"])
-def test_recomputed_results_are_those_of_a_plain_model(build, options, float64):
-    assert_close(*(trained(build, remat, **options) for remat in (True, False)), 1e-10)
+@pytest.mark.parametrize("build", [noisy, masked, looped])
+def test_recomputed_results_are_those_of_one_device(build, float64):
+    keras.utils.set_random_seed(1)
+    model = build(True)
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
+    for _ in range(3):
+        model.train_on_batch(*batch())
+    assert_close(trained(build, True), [v.numpy() for v in model.variables], 1e-10)
 
 
 @pytest.mark.matrix

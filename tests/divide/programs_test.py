@@ -265,7 +265,7 @@ def test_a_recurrent_layer_runs_in_every_tower():
         return x, rng.normal(size=(n, 1)), None
 
     model = assert_alike(build, data)
-    ((_, divided),) = towers_of(model).custom_steps["train"].traces.values()
+    ((_, divided),) = towers_of(model).steps["train"].traces.values()
     kinds = {op.type for op in divided.ops if op.each is not None}
     assert {"While", "StatelessWhile"} <= kinds  # forward and backward
     assert not {"While", "StatelessWhile"} & {row.operation for row in divided.runs_once.rows(11)}
