@@ -153,12 +153,15 @@ class DividedStep:
             shards = None if placed is None else list(map(components, placed))
             return run(*components(data), placed=shards)
 
-    def run_undivided(self, data: Any) -> None:
-        """Runs the step on one device, to raise its first error; changes no variable."""
+    def run_undivided(self, data: Any) -> Any:
+        """Runs the step on one device; returns what it returns, and changes no variable.
+
+        Returns None if the worker has only its own rows.
+        """
         if self._machine.exchange.has_own_rows:
-            return  # the rows of other workers may be anything
+            return None
         with unchanged(self.assigned(data)), tf.device(self._machine.home):
-            tf.function(self._step, autograph=False)(data)
+            return tf.function(self._step, autograph=False)(data)
 
     @property
     def variables(self) -> list[Any]:

@@ -86,6 +86,8 @@ class Run:
             for count, start in zip(sizes, tf.unstack(starts, num_towers), strict=True)
         ]
         self.places = [places[t] for t in local]
+        # One tensor each, because each transfer has a fixed cost.
+        self.sent_places = [tf.stack([tf.cast(v, tf.int32) for v in p]) for p in self.places]
         everything = Place(self.total, tf.constant(0), self.total, tf.constant(True))
         self.whole = Context(everything, self._meet, self._agree)
         # Of its own rows alone, a worker cannot make whole values.

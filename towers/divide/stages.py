@@ -72,11 +72,11 @@ class Stage:
 
     def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
         """Calls the function of a tower, given what it reads."""
-        place, is_compiled = run.places[t], self._is_compiled(run)
+        place, is_compiled = run.sent_places[t], self._is_compiled(run)
         function = self._function(is_compiled)
         if not is_compiled or run.compiled is None:
             return function(place, own)[0]  # type: ignore[no-any-return]
-        return self._real(place, chosen(run.compiled[t], function, place, own))
+        return self._real(run.places[t], chosen(run.compiled[t], function, place, own))
 
     def _is_compiled(self, run: Run) -> bool:
         """Returns whether XLA compiles the function."""
@@ -86,11 +86,11 @@ class Stage:
     def _function(self, is_compiled: bool) -> Callable:
         """Returns the function of a tower, traced once."""
         if self._traced is None:
-            scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
             specs = [_spec(value, need) for value, need in self._inputs]
 
-            def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
-                return self._compute(is_compiled, place, given)
+            def tower(place: tf.Tensor, given: list[Any]) -> tuple[list[Any], Any]:
+                count, start, total, has_rows = tf.unstack(place)
+                return self._compute(is_compiled, Place(count, start, total, has_rows > 0), given)
 
             with tf.init_scope(), tf.device(None):
                 function = tf.function(
@@ -98,7 +98,7 @@ class Stage:
                     experimental_attributes=None if is_compiled else KEEP_WHOLE,
                 )  # fmt: skip
                 self._traced = function.get_concrete_function(
-                    Place(scalar, scalar, scalar, flag), specs
+                    tf.TensorSpec([len(Place._fields)], tf.int32), specs
                 )
         return self._traced
 
@@ -132,7 +132,7 @@ def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
 
 
 def chosen(
-    is_compiled: Any, function: Callable, place: Place, given: list[Any]
+    is_compiled: Any, function: Callable, place: tf.Tensor, given: list[Any]
 ) -> list[Any]:
     """Returns the results of a function: compiled by XLA for full batches with valid indices.
 

@@ -68,7 +68,7 @@ def test_evaluate_is_keras_evaluate_and_reads_these_fields(model, file, out, mon
         patch.setattr(TrainConfig, "__getattribute__", note)
         logs = evaluate_file(given, file, out)
     # num_towers stands for the first, three are only checked, config.json is read by the last.
-    others = {"accumulate", "strategy", "batch_norm", "jit_compile", "trust_run_dir"}
+    others = {"accumulate", "strategy", "jit_compile", "trust_run_dir"}
     assert read & {field.name for field in dataclasses.fields(TrainConfig)} ^ USED == others
     assert list(logs) == ["loss", "accuracy"]
     assert [*logs.values()] == pytest.approx(measured(model, X, Y), rel=1e-6)

@@ -38,7 +38,7 @@ def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatc
     for factor, difference in ((1.5, 0.5), (np.nan, np.inf)):
         wrong = [factor * gradients[0], 1.1 * gradients[1], *gradients[2:]]
         monkeypatch.setattr(step, "gradients", lambda *batch, wrong=wrong: (loss, wrong))
-        found = verify_gradients(step, LOSS, *make_batch())
+        found = verify_gradients(step, *make_batch())
         assert found.difference == pytest.approx(difference, rel=1e-4)
         assert found.variable == step.model.trainable_variables[0].path
         assert "MORE than float rounding" in str(found)
@@ -58,7 +58,7 @@ def test_the_bound_is_that_of_the_dtype_of_the_parameters(
         request.getfixturevalue("float64")  # the loss's dtype, too
     layer = keras.layers.Dense(8, activation="relu", dtype=policy)
     step = make_step(layer, last=policy, jit_compile=jit_compile)
-    found = verify_gradients(step, LOSS, *make_batch())
+    found = verify_gradients(step, *make_batch())
     assert (found.multiplied_in, found.cause) == (multiplied, "")
     assert found.difference <= within
     assert "the averaged gradient is the full-batch gradient" in str(found)
@@ -66,7 +66,7 @@ def test_the_bound_is_that_of_the_dtype_of_the_parameters(
     assert layer.dtype_policy.name == policy
     loss, gradients = step.gradients(*make_batch())  # a sum in place of a mean
     monkeypatch.setattr(step, "gradients", lambda *batch: (loss, [3.0 * g for g in gradients]))
-    assert verify_gradients(step, LOSS, *make_batch()).cause
+    assert verify_gradients(step, *make_batch()).cause
 
 
 def test_float32_is_tf32_on_gpus_that_have_it_unless_a_setting_disables_it(monkeypatch):
@@ -105,7 +105,7 @@ def test_keras_noise_is_left_out_of_both_gradients_and_nothing_changes():
     before = [v.numpy().copy() for v in variables]
     random_before = np.random.get_state()[1].copy()
     x, y = make_batch()
-    found = verify_gradients(step, LOSS, tf.abs(x), y)  # as integers
+    found = verify_gradients(step, tf.abs(x), y)  # as integers
     assert found.difference < 1e-5 and found.by_design == []
     assert str(found).endswith("the averaged gradient is the full-batch gradient")
     for variable, value in zip(variables, before, strict=True):
@@ -124,7 +124,7 @@ norm = partial(keras.layers.BatchNormalization, name="norm")
 ])
 def test_what_makes_towers_differ_by_design_is_named(layers, options, reason):
     step = make_step(*(make() for make in layers), **options)
-    found = verify_gradients(step, LOSS, *make_batch())
+    found = verify_gradients(step, *make_batch())
     assert found.error is None
     if reason is None:
         assert found.difference < 1e-4 and found.by_design == []

@@ -22,7 +22,6 @@ from towers.machine.devices import (
 )
 from towers.machine.logical import shared_gpus
 from towers.machine.words import counted
-from towers.step.compiled import COMPILED
 from towers.step.sharding import shard_sizes
 from towers.step.xla import FIXED_SHAPES
 
@@ -112,8 +111,8 @@ def verified(run: Run) -> Verification:
     batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
     # A separate step, because the run's step would train with this check's graph, without noise.
-    step = run.make_step(strategy="parameter_server")
-    found = verify_gradients(step, COMPILED, x, y, sample_weight)
+    step = run.make_step(strategy="parameter_server", own_rows=False)
+    found = verify_gradients(step, x, y, sample_weight)
     if found.error is not None and run.config.verify_gradients != WARN:
         raise ValueError(found.error)
     return found

@@ -1,4 +1,4 @@
-"""Compares the towers' averaged gradient with the full-batch gradient of one tower.
+"""Compares the towers' averaged gradient with the full-batch gradient of one device.
 
 Both are computed without Keras' noise, and in float32 if layers compute in 16 bits.
 """
@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.divide.tower_step import TowerStep
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
-from towers.workers.workers import Workers
+from towers.step.structures import as_tensor, map_tensors
 
 # Rounding errors to expect, by the dtype that matmuls and convolutions multiply in, coarsest last.
 # One operation rounds by 2^-53, 2^-24, 2^-11, 2^-11 or 2^-8 (IEEE 754; TF32: NVIDIA's A100
@@ -66,25 +66,22 @@ class Verification(NamedTuple):
         return f"{found}: the averaged gradient is the full-batch gradient{within}"
 
 
-def verify_gradients(
-    step: TowerStep, loss: Any, x: Any, y: Any, sample_weight: Any = None, loss_weights: Any = None
-) -> Verification:
+def verify_gradients(step: TowerStep, x: Any, y: Any, sample_weight: Any = None) -> Verification:
     """Compares both gradients on one batch without noise; changes no variable and no seed.
 
     The graph of `step` is traced without noise, so make it for this check alone.
     """
     model = step.model
-    one_tower = TowerStep(
-        model, "sgd", loss, loss_weights=loss_weights, devices=step.devices[:1], num_towers=1,
-        policy=step.policy, cluster=Workers(), jit_compile=step.uses_xla,
-    )
     with noise_left_out(), in_float32(model):
-        averaged, expected = (
-            [g if g is None else tf.convert_to_tensor(g)
-             for g in towers.gradients(x, y, sample_weight)[1]]
-            for towers in (step, one_tower)
-        )
+        _, averaged = step.gradients(x, y, sample_weight)
+        batch = map_tensors(as_tensor, (x, y, sample_weight))
+        _, plain = step.steps.divided["gradients"].run_undivided(batch)
         coarsest = multiplied_in(model, step.devices)
+    averaged = [g if g is None else tf.convert_to_tensor(g) for g in averaged]
+    expected = [
+        tf.convert_to_tensor(tf.IndexedSlices(*g, v.shape)) if isinstance(g, tuple) else g
+        for g, v in zip(plain, step.trainable_variables, strict=True)
+    ]
     by_design = []
     if step.num_towers > 1:
         if step.has_unsaved_noise:
