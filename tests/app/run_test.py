@@ -13,6 +13,7 @@ import towers
 from towers.app import run as run_lib
 from towers.app.config import TrainConfig
 from towers.app.training.build import build
+from towers.divide.facts import OWN
 from towers.divide.rule import RULES
 from towers.resume import checkpoints, run_dir
 from towers.step.errors import NonFiniteError
@@ -124,9 +125,9 @@ def test_a_plan_trains_nothing_and_makes_no_directory(capsys):
 def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(
     capsys, monkeypatch
 ):
-    """A rule is broken: towers double a square."""
-    monkeypatch.setitem(RULES, "Square", lambda look: look.own_first(
-        emit=lambda context, op, given: [2 * tf.square(given[0])]))
+    """A rule is broken: towers double a difference."""
+    monkeypatch.setitem(RULES, "Sub", lambda look: look.each(
+        [OWN, OWN], look.fact(0), emit=lambda context, op, given: [2 * (given[0] - given[1])]))
     x = small_data()[0][0]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", lambda y, y_pred: tf.square(y - y_pred))
