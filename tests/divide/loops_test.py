@@ -187,7 +187,7 @@ for kind in ("EmptyTensorList", "TensorListPushBack", "TensorListPopBack"):
     CASES.add(kind, lambda x, y: last_two(tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)), N3, N3)
     CASES.add(kind, lambda x, y: last_two(tf.reduce_sum(x, 0), y), N3, (3,))
     CASES.add(kind, lambda x, y: [z + x for z in last_two(y, y * 2)], N3, (3,), divided=None)
-    CASES.add(kind, lambda x: last_two(tf.shape(x), tf.shape(x)), N3)
+    CASES.add(kind, lambda x: last_two(tf.shape(x), tf.shape(x)), N3, divided=None)
     CASES.add(kind, lambda x: last_two(tf.shape(x), tf.shape(x)[::-1]), N3, divided=None)
     CASES.add(kind, lambda x: last_two(tf.shape(x), tf.cast(x[0], tf.int32)), N3, divided=None)
 

@@ -158,6 +158,8 @@ def assert_alike(cases: list[Case]) -> None:
         scope = re.compile(rf"(gradient_tape/)?case{i}/")
         ops = [op for op in divided.ops if op.type == case.kind and scope.match(op.source.name)]
         places = {op.each is not None for op in ops}
+        if not places and (case.divided is None or case.kind == "TensorListElementShape"):
+            continue  # left out, because in the end nothing reads its result
         # With several of a kind, such as in a gradient, one tells.
         assert places and case.divided in {None, *places}, f"{case.name} runs in towers: {places}"
     run = tf.function(lambda *inputs: divided(*inputs), autograph=False)

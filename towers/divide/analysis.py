@@ -102,8 +102,10 @@ class Analysis:
             if read.inputs == op.inputs:
                 return read.outputs[0]
         self._early.append(new_op(op.type, op.source, op.inputs, op.source.outputs))
-        self.probes.feed_static(self._early[-1].outputs[0])
-        return self._early[-1].outputs[0]
+        (value,) = self._early[-1].outputs
+        value.is_outside = True
+        self.probes.feed_static(value)
+        return value
 
     def _place_group(self, ops: Sequence[Op]) -> None:
         """Decides on operations whose shapes TensorFlow infers."""
@@ -158,6 +160,8 @@ class Analysis:
 
     def _decide(self, op: Op, each: Each | None) -> None:
         op.each = each
+        for value in op.outputs:
+            value.is_outside = not self.is_inside
         for value, _ in [(v, WHOLE) for v in op.inputs] if each is None else each.needs:
             self._find_formula(value)
         if each is not None:

@@ -29,6 +29,7 @@ ONCE, PART, SIZE = Fact("once"), Fact("part"), Fact("size")
 EACH = Fact("each")
 EMPTY = Fact("empty")  # a TensorList without elements yet
 SIZES = Fact("sizes")  # a TensorList whose elements are all the same size
+SAME = Fact("same")  # a TensorList whose elements are all one value from outside of all loops
 
 
 def rows(axis: int) -> Fact:
@@ -65,7 +66,8 @@ class Elements(NamedTuple):
     """Holds what is known about the elements of a TensorList.
 
     shapes: the shape of each element at the probes. number: the number of elements at the probes.
-    source: the size that each element equals. None is unknown.
+    source: the size, or the value from outside of all loops, that each element equals. None is
+        unknown.
     """
 
     shapes: Sequence[Any] | None = None
@@ -80,6 +82,7 @@ class Value:
     shape: the shape in the trace; a None is a size that may change from batch to batch.
     elements: known facts about the elements, if it is a TensorList.
     rows_each: entries of the axis of rows for each example, once a shape has been read.
+    is_outside: whether it is made outside of all loops and conditions.
     formula: for a size, integer arrays (a, b) if it is a + b * the number of rows for all batches.
     """
 
@@ -91,6 +94,7 @@ class Value:
     elements: Elements = Elements()
     rows_each: int | None = None
     formula: tuple[Any, Any] | None = None
+    is_outside: bool = False
 
     @property
     def name(self) -> str:

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Value
-from towers.divide.facts import AS_PART, EMPTY, SIZES, rows, rows_of
+from towers.divide.facts import AS_PART, EMPTY, SAME, SIZES, rows, rows_of
 from towers.divide.probes import ROWS, Probes, is_fixed, is_rows
 from towers.divide.rule import Look, Rule
 
@@ -130,6 +130,10 @@ def from_tensor(look: Look) -> Each | None:
 def _put(look: Look, item: int) -> Each | None:
     """Answers for adding an element to a list."""
     whole, value = look.inputs[0], look.inputs[item]
+    if value.fact == SAME:
+        return None  # a list of such lists
+    if look.type == "TensorListPushBack" and look.is_inside and _is_same_again(whole, value):
+        return Each([(whole, OWN)], [SAME], _pass_on, elements=[Elements(source=value)])
     before, added, source = whole.fact, look.fact(item), None
     is_size = value.fact == SIZE and look.values(item) is not None
     if look.type == "TensorListPushBack" and is_size and before in (EMPTY, SIZES):
@@ -145,6 +149,20 @@ def _put(look: Look, item: int) -> Each | None:
     shapes = [None if s.rank is None else s for s in look.probes.shapes(value)]
     needs = [(whole, OWN), *((v, WHOLE) for v in look.inputs[1:item]), (value, need_for(fact))]
     return Each(needs, [fact], elements=[Elements(shapes, whole.elements.number, source)])
+
+
+def _is_same_again(whole: Value, value: Value) -> bool:
+    """Returns whether a loop adds a whole value from outside to a list of this value alone.
+
+    The gradient of a loop reads weights from such a list. The list may stay empty.
+    """
+    if value.fact != ONCE or not value.is_outside or value.dtype == tf.variant:
+        return False
+    return whole.fact == EMPTY or whole.fact == SAME and whole.elements.source is value
+
+
+def _pass_on(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    return values
 
 
 def _same(look: Look, first: Value | None, second: Value) -> bool:
@@ -200,6 +218,10 @@ def pop_back(look: Look) -> Each | None:
         look.outputs[1].formula = elements.source.formula
         needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
         return Each(needs, [SIZES, SIZE], elements=[elements, Elements()])
+    if fact == SAME and elements.source is not None:
+        look.probes.alias(look.outputs[1], elements.source)
+        needs = [(look.inputs[0], OWN), (elements.source, WHOLE)]
+        return Each(needs, [SAME, ONCE], _pass_on, elements=[elements, Elements()])
     found = _element(look, 1, 1)
     if fact != PART and fact.kind != "rows" or found is None:
         return _once_in_towers(look, 1)

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers.divide.context import Context, reads
 from towers.divide.facts import (
-    EMPTY, ONCE, SIZE, SIZES, WHOLE, Each, Elements, Fact, Op, Value,
+    EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Op, Value,
 )  # fmt: skip
 from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
 from towers.divide.lists import LISTS, joined, need_for
@@ -166,7 +166,11 @@ def _meet(
             new = new._replace(shapes=None)
         # A list that begins and ends as empty has no elements that could be known.
         elements[i] = known if new == Elements() and fact == EMPTY else new
-        if known.source is not None and new.source is not None:
+        if fact == SAME:
+            elements[i] = new if known.source in (None, new.source) else Elements()
+            if elements[i].source is None:
+                raise _NotInTowers
+        elif known.source is not None and new.source is not None:
             values = [analysis.probes.values(v) for v in (known.source, new.source)]
             same = str(values[0]) == str(values[1])
             elements[i] = elements[i]._replace(source=known.source if same else None)
