@@ -72,11 +72,11 @@ class Stage:
 
     def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
         """Calls the function of a tower, given what it reads."""
-        place, is_compiled = run.sent_places[t], self._is_compiled(run)
-        function = self._function(is_compiled)
+        is_compiled = self._is_compiled(run)
+        function, place = self._function(is_compiled), run.places[t]
         if not is_compiled or run.compiled is None:
-            return function(place, own)[0]  # type: ignore[no-any-return]
-        return self._real(run.places[t], chosen(run.compiled[t], function, place, own))
+            return function(run.sent_places[t], own)[0]  # type: ignore[no-any-return]
+        return self._real(place, chosen(run.compiled[t], function, place, own))
 
     def _is_compiled(self, run: Run) -> bool:
         """Returns whether XLA compiles the function."""
@@ -88,18 +88,24 @@ class Stage:
         if self._traced is None:
             specs = [_spec(value, need) for value, need in self._inputs]
 
-            def tower(place: tf.Tensor, given: list[Any]) -> tuple[list[Any], Any]:
-                count, start, total, has_rows = tf.unstack(place)
-                return self._compute(is_compiled, Place(count, start, total, has_rows > 0), given)
+            # XLA compiles again for each value of what a shape follows from: not for each place.
+            scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
+            of_place: Any = tf.TensorSpec([len(Place._fields)], tf.int32)
+            if is_compiled:
+                of_place = Place(scalar, scalar, scalar, flag)
+
+            def tower(place: Any, given: list[Any]) -> tuple[list[Any], Any]:
+                if not is_compiled:
+                    count, start, total, has_rows = tf.unstack(place)
+                    place = Place(count, start, total, has_rows > 0)
+                return self._compute(is_compiled, place, given)
 
             with tf.init_scope(), tf.device(None):
                 function = tf.function(
                     tower, autograph=False, jit_compile=is_compiled or None,
                     experimental_attributes=None if is_compiled else KEEP_WHOLE,
                 )  # fmt: skip
-                self._traced = function.get_concrete_function(
-                    tf.TensorSpec([len(Place._fields)], tf.int32), specs
-                )
+                self._traced = function.get_concrete_function(of_place, specs)
         return self._traced
 
     def _compute(self, is_compiled: bool, place: Place, given: list[Any]) -> tuple[list[Any], Any]:
@@ -132,7 +138,7 @@ def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
 
 
 def chosen(
-    is_compiled: Any, function: Callable, place: tf.Tensor, given: list[Any]
+    is_compiled: Any, function: Callable, place: Place, given: list[Any]
 ) -> list[Any]:
     """Returns the results of a function: compiled by XLA for full batches with valid indices.
 
