@@ -1,10 +1,10 @@
-"""Holds the values of one run of a divided step: whole values, and those of each tower.
+"""Holds the values of one run of a divided step: whole values, and values of each tower.
 
     parts of a sum   T towers, W workers   -->   one tree of additions   -->   a whole value
     rows             T towers, W workers   -->   joined in order         -->   a whole value
     whole values     the parameter device  -->   sent to each device once
 
-A worker has the values of its own towers. Workers meet in the same order, because all of them have
+A worker has the values of its towers. Workers meet in the same order, because all of them have
 the same phases.
 """
 
@@ -38,7 +38,7 @@ class Machine:
     only_loops: whether XLA compiles only loops over sequences of one length.
     takes_first: whether a statistic that each tower has is tower 0's if it is read whole, instead
         of the average over all rows.
-    copies: of the parameters, on the devices.
+    copies: the parameters' copies on the devices.
     stages: the stages of the layers, each on another device of a tower's group; None: one stage.
     """
 
@@ -54,7 +54,7 @@ class Machine:
 
 
 class Run:
-    """Holds the values of one call: whole values, and those of each of this worker's towers.
+    """Holds the values of one call: whole values, and values of each of this worker's towers.
 
     counts: the numbers of rows of all T towers. total: their sum. ends: by device, the end of the
     last call of a tower, for devices whose towers take turns. places_of: the device on which each
@@ -66,7 +66,7 @@ class Run:
         placed: Sequence[Sequence[Any]] | None,
     ) -> None:  # fmt: skip
         """
-        batch: those of the values given that have the rows of the batch. placed: for each of this
+        batch: the given values that have the rows of the batch. placed: for each of this
             worker's towers, its rows of them, on its device; None: the batch is split here.
         """
         self.machine, self._given = machine, dict(given)
@@ -90,7 +90,7 @@ class Run:
         self.sent_places = [tf.stack([tf.cast(v, tf.int32) for v in p]) for p in self.places]
         everything = Place(self.total, tf.constant(0), self.total, tf.constant(True))
         self.whole = Context(everything, self._meet, self._agree)
-        # Of its own rows alone, a worker cannot make whole values.
+        # A worker that has only its rows cannot make whole values of them.
         apart = set(batch) if exchange.has_own_rows else set()
         self.whole.values.update((v, tensor) for v, tensor in given.items() if v not in apart)
         self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
@@ -106,7 +106,7 @@ class Run:
         for value in apart:
             self.values_for(value, OWN)
 
-    # What towers make becomes whole.
+    # From the towers to whole values.
 
     def _meet(self, value: Value, need: Need) -> Any:
         """Returns what the towers have as one value, on the parameter device."""
@@ -216,7 +216,7 @@ class Run:
         chiefs = self.machine.exchange.broadcast(values)
         return [old if new is None else new for old, new in zip(drawn, chiefs, strict=True)]
 
-    # What is whole goes to the towers.
+    # From whole values to the towers.
 
     def values_for(
         self, value: Value, need: Need, devices: Sequence[str] | None = None

@@ -78,7 +78,7 @@ class Exchange:
         return list(values)
 
     def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Joins tensors [m_t, ...] in the towers' order, given those of this worker's towers."""
+        """Joins tensors [m_t, ...] in the towers' order, given the tensors of this worker."""
         return tf.concat(values, axis=0)
 
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
