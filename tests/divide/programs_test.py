@@ -9,6 +9,7 @@ import towers
 from tests.conformance.cases import BUILT_IN, ODD
 from tests.conformance.custom_step_cases import OWN
 from tests.conformance.steps import fit_alike
+from towers.divide.facts import SAME
 from towers.parallel.model_state import towers_of
 from towers.step.structures import as_tensor, map_tensors
 
@@ -268,6 +269,9 @@ def test_a_recurrent_layer_runs_in_every_tower():
     ((_, divided),) = towers_of(model).steps["train"].traces.values()
     kinds = {op.type for op in divided.ops if op.each is not None}
     assert {"While", "StatelessWhile"} <= kinds  # forward and backward
+    # No list has a copy of the weights for each iteration.
+    facts = {value.fact for op in divided.ops if "While" in op.type for value in op.outputs}
+    assert SAME in facts
     assert not {"While", "StatelessWhile"} & {row.operation for row in divided.runs_once.rows(11)}
 
 

@@ -11,6 +11,7 @@ from towers.divide.run import Machine
 from towers.step.exchange import Exchange
 from towers.workers.workers import join_workers
 from towers.divide.ran_once import RanOnce, warn_of
+from towers.machine.devices import REHEARSAL
 from towers.machine.user_lines import TowersWarning
 
 L = keras.layers
@@ -78,6 +79,17 @@ def test_small_rows_that_are_gathered_are_listed_without_a_warning():
     assert found["TopKV2"].num_bytes == BATCH * 6 * 4  # float32
     assert found["TopKV2"].cause == ""
     assert "MatMul" not in found  # towers share the rows again
+
+
+@pytest.mark.parametrize("rehearses_gpus", ["0", "1"])
+def test_the_bytes_are_those_of_the_newest_batch_also_if_shards_are_sent_ahead(
+    rehearses_gpus, monkeypatch
+):
+    monkeypatch.setenv(REHEARSAL, rehearses_gpus)
+    with tf.device("/cpu:0"):
+        model = model_with(Sorted())
+    model.fit(*data(), batch_size=BATCH, verbose=0)
+    assert max(row.num_bytes for row in towers.ran_once(model)) >= BATCH * 6 * 4
 
 
 def test_more_than_16_mb_of_rows_is_a_warning_that_says_what_to_change():

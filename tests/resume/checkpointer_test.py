@@ -80,6 +80,22 @@ def test_another_identity_is_refused_with_what_differs(directory):
         "True now). Or not.")
 
 
+def test_a_checkpoint_of_an_earlier_version_continues_with_a_line_that_says_so(directory):
+    """Its batch_norm was by default "average"; a state without ARITHMETIC is of such a version."""
+    told = []
+    saver = checkpointer(directory)
+    saver.warn = told.append
+    saver.save_first(TrainState())
+    saver.read()
+    then, now = ({**STATE["fit"], "batch_norm": how} for how in ("average", "synchronized"))
+    with pytest.raises(ValueError, match="batch_norm"):
+        saver.check_same(then, now, {"rate": 0.1}, "fit", "Or not.")
+    del saver.found.checkpoint.state[module.ARITHMETIC]
+    saver.check_same(then, now, {"rate": 0.1}, "fit", "Or not.")
+    (line,) = told
+    assert "earlier version" in line and "batch_norm=synchronized" in line
+
+
 def test_it_is_due_after_so_many_updates(directory):
     saver = checkpointer(directory, every=3)
     steps = [0, 1, 2, 3, 5, 6, 10]  # of several in one execution, the last

@@ -29,7 +29,8 @@ class Copies:
     """Holds copies of the variables that an update changes, on the devices after the first.
 
     devices: all of them. is_sharded: whether each variable is updated on one device, its owner.
-    num_copies: the number of copies of each variable. num_bytes: what a refresh sends to each.
+    num_copies: the number of copies of each variable. num_bytes: the bytes that a refresh sends to
+    each device.
     """
 
     def __init__(

@@ -61,6 +61,7 @@ class DividedStep:
         devices_lib.set_graph_optimizer(machine.policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
         self._functions: dict[str, Any] = {}
+        self.num_rows: int | None = None  # of the newest batch of `run`
         self.policy, self.tower_devices = machine.policy, machine.devices
         self.num_towers = machine.exchange.num_towers
         self.local_towers, self.stages = machine.exchange.local_towers, machine.stages
@@ -131,6 +132,7 @@ class DividedStep:
             self._functions[str(specs)] = traced
         with tf.device(devices_lib.HOST):
             tensors = map_tensors(as_tensor, data)
+        self.num_rows = next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0]
         return self._functions[str(specs)](tensors, placed)
 
     def with_parts(self, data: Any, placed: Any = None) -> tuple[Any, Any, tf.Tensor]:

@@ -39,7 +39,8 @@ class KerasSteps:
     ) -> None:  # fmt: skip
         """
         twin: is compiled. parameters: its trainable variables. machine_of: tells where "train",
-        "test" and "predict" run. noise: measures the noise scale. Others: as of `TowerStep`.
+        "test" and "predict" run. noise: measures the noise scale. The other arguments are the
+        arguments of `TowerStep`.
         """
         self._twin, self._parameters, self._machine = twin, parameters, machine_of("train")
         self._nonfinite, self._noise, self._metrics = nonfinite, noise, metrics
@@ -133,7 +134,7 @@ class KerasSteps:
         """Returns logs that begin with the loss, even if a custom `compute_metrics` lacks it."""
         return {"loss": loss_tracker(self._twin).result(), **logs}
 
-    # What is traced, for a whole batch.
+    # The traced steps of a whole batch.
 
     def _keras_train(self, data: BatchValues) -> tuple[Any, Any, list[Any], tf.Tensor | None]:
         """Makes one update; returns (logs, loss, gradients, `WatchedUpdate.finite`)."""

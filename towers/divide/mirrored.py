@@ -50,8 +50,8 @@ def copied_variables(
 ) -> dict[Value, tf.Variable]:  # fmt: skip
     """Returns the variables that are updated on several devices, by the values of their handles.
 
-    meetings: the operations that run once. programs: those of them that XLA compiles. variables: of
-    the whole trace.
+    meetings: the operations that run once. programs: the operations that XLA compiles.
+    variables: all variables of the trace.
     """
     found = {value: v for value, v in variables.items() if copies.may_copy(v)}
     found |= {v: variables[v] for op in programs for v in _states(op)}
@@ -74,7 +74,7 @@ def copied_variables(
 class Owned(NamedTuple):
     """Says which variables a device updates, by the values of their handles.
 
-    of_others: those that other devices update. home: the device of all variables besides.
+    of_others: the variables that other devices update. home: the device of all other variables.
     """
 
     own: Collection[Value]
@@ -116,6 +116,7 @@ class OwnedContext(Context):
     def __init__(
         self, place: Place, find: Callable[[Value, Need], Any], owned: Owned
     ) -> None:
+        """owned: the variables that the device updates."""
         super().__init__(place, find)
         self._owned = owned
 
@@ -137,8 +138,8 @@ class OwnedContext(Context):
             self.inside(self.place, lambda value, need: given[value]).run(ops)
             return tf.constant(0)
 
-        is_first = self.read(op.inputs[0], WHOLE)
-        tf.cond(is_first, *(functools.partial(run, ops) for ops in branches))
+        is_true = self.read(op.inputs[0], WHOLE)
+        tf.cond(is_true, *(functools.partial(run, ops) for ops in branches))
         return [None] * len(op.outputs)
 
     def _branch(self, op: Op, name: str) -> list[Op]:
@@ -150,7 +151,7 @@ class OwnedContext(Context):
 
 
 class _Piece:
-    """What one device runs of a meeting."""
+    """Holds the operations of a meeting that one device runs."""
 
     def __init__(
         self, parts: Sequence[Sequence[Op]], owned: Owned, has_scalars: bool
@@ -188,12 +189,11 @@ class MirroredMeeting(Meeting):
         self._pieces: dict[int, _Piece] = {}  # by the index of a device
         if not any(_assigns(op) and set(_states(op)) & set(copied) for op in ops):
             return
-        if not copies.is_sharded:
-            self._make_pieces(parts, has_scalars=False)
-            return
         # Most scalars, such as a norm of all gradients, are computed once. If that would come too
         # late for a device, it computes all that it needs.
         self._make_pieces(parts, has_scalars=False)
+        if not copies.is_sharded:
+            return
         if self._reads_too_early(read_after):
             self._make_pieces(parts, has_scalars=True)
             if late := self._reads_too_early(read_after):

@@ -4,8 +4,8 @@
     a loop that draws      -->  one iteration at a time (otherwise the order of draws varies)
     what one worker draws  -->  all workers have the chief's
 
-Only loops, conditions and functions that run once need a change of their own: those in towers are
-copied operation by operation.
+Only loops, conditions and functions that run once are changed here. In towers they are copied
+operation by operation.
 """
 
 from collections.abc import Iterable, Iterator
@@ -31,7 +31,7 @@ UNSAVED_NOISE = (
 
 
 def all_operations(operations: Iterable[tf.Operation]) -> Iterator[tf.Operation]:
-    """Yields operations, and those of the functions that they call."""
+    """Yields operations, and the operations of the functions that they call."""
     for operation in operations:
         yield operation
         for name in _FUNCTIONS if calls_functions(operation) else ():
@@ -46,7 +46,7 @@ def calls_functions(operation: tf.Operation) -> bool:
 
 
 def draws(operation: tf.Operation) -> bool:
-    """Returns whether workers may get different results: of noise by tf.random, or of Python."""
+    """Returns whether workers may get different results, because of tf.random or Python."""
     return any(_draws_noise(op) or op.type in _PYTHON for op in all_operations([operation]))
 
 

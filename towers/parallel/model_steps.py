@@ -160,6 +160,9 @@ def ran_once(model: keras.Model) -> list[RanOnce]:
 
 def _num_rows(model: keras.Model, name: str) -> int:
     """Returns the number of rows of the newest batch; 1 if there is none."""
+    step = step_of(model, name)
+    if isinstance(step, DividedStep) and step.num_rows is not None:
+        return step.num_rows
     batch = tf.nest.flatten(towers_of(model).newest[name].read())
     return next((v.shape[0] for v in batch if v is not None and v.shape.rank), 1)
 

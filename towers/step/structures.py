@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from towers.machine.tensorflow_internals import NONE_SPEC
 
-SPLIT, PARAMETERS, WEIGHTS, SUM, UPDATE = "split", "parameters", "weights", "sum", "update"
+SPLIT, SUM = "split", "sum"  # scopes of operations, which --plan reads
 
 
 def as_tensor(value: Any) -> Any:

@@ -35,7 +35,7 @@ def uses_xla(
 ) -> bool | str:  # fmt: skip
     """Returns whether XLA compiles the towers, or FIXED_SHAPES, given arguments of `TowerStep`.
 
-    twin: the same model, compiled with the loss that counts. Default: `model`.
+    twin: the compiled model whose loss counts. Default: `model`.
     jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never compiles
         CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled
         or has the value that Keras chooses for "auto", return FIXED_SHAPES if `small_loops` is
