@@ -15,7 +15,7 @@ LIBRARY = (
 BESIDE = {"workers": ("machine",)}  # further folders that a folder may import
 # The folders and modules of app/, in such an order, too. The library imports none of them.
 APP = (
-    "named", "class_weight", "fields", "config", "help", "command_line", "continued", "models",
+    "named", "class_weight", "fields", "machine_fields", "training_fields", "config", "help", "command_line", "continued", "models",
     "reading",
     "datasets", "recipe", "training", "reporting", "loop", "diagnosis", "after_training", "run",
     "__main__", "child_process", "sweep", "launch",

@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from towers.resume import run_dir
-from towers.app.config import AUTO, TrainConfig, fields_with
+from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role, code_names
+from towers.app.machine_fields import AUTO
 from towers.machine import places
 from towers.machine.words import printable
 

@@ -12,11 +12,12 @@ import keras
 import tensorflow as tf
 
 from towers.app.after_training import export
-from towers.app.config import AUTO, WARN, TrainConfig
+from towers.app.config import TrainConfig
 from towers.app.continued import resolve_config
 from towers.app.diagnosis.describe import describe, show_plan, verified
 from towers.app.diagnosis.profile import show_profile
 from towers.app.loop import Loop, evaluate
+from towers.app.machine_fields import AUTO
 from towers.app.reporting import report, run_files
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report, format_values, labelled, resume_words
@@ -26,6 +27,7 @@ from towers.app.training.build import Run, build
 from towers.app.training.failures import failures_explained
 from towers.app.training.loaded import load_newest
 from towers.app.training.task import UserObjects, is_python, load_callbacks
+from towers.app.training_fields import WARN
 from towers.machine import environment, files, hang, places, signals
 from towers.machine.argument_names import names_checked
 from towers.machine.devices import placement

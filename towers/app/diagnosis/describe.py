@@ -9,13 +9,14 @@ import tensorflow as tf
 
 from towers import __version__
 from towers.app.command_line import as_flags
-from towers.app.config import TrainConfig, WARN
+from towers.app.config import TrainConfig
 from towers.app.datasets.batches import ordered_batches, shuffled_batches
 from towers.app.diagnosis import plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.app.recipe.optimizer import given, shown_rate
 from towers.app.reporting.report import Report, devices_line, labelled
 from towers.app.training.build import Run, find_devices
+from towers.app.training_fields import WARN
 from towers.machine import nvidia
 from towers.machine.devices import (
     GPU, REHEARSAL, count_cores, has_gpus, intra_op_threads, is_gpu, is_rehearsal, place_towers,

@@ -18,8 +18,9 @@ import keras
 import tensorflow as tf
 from keras.optimizers.schedules import LearningRateSchedule
 
-from towers.app.config import TrainConfig, fields_with, step_epochs
+from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role
+from towers.app.training_fields import step_epochs
 
 _STEP_FACTOR = 0.1  # source: He et al. 2016, Goyal et al. 2017
 

@@ -9,11 +9,12 @@ from typing import NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.app.config import AUTO, TrainConfig
+from towers.app.config import TrainConfig
 from towers.app.datasets.batches import Examples, load_examples
 from towers.app.datasets.image_folder import describe_shape
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.datasets.weighting import weighed
+from towers.app.machine_fields import AUTO
 from towers.app.named import one_line
 from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
