@@ -1,6 +1,6 @@
 """Trains a model: the command of towers/app/__main__.py, from a checkout.
 
-    python train.py --num_gpus=8 --batch_size=128
+python train.py --num_gpus=8 --batch_size=128
 """
 
 import sys

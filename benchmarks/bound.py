@@ -32,8 +32,16 @@ def train_torch() -> dict[str, float]:
     from torch import nn
 
     model = nn.Sequential(
-        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2),
-        nn.Dropout(0.25), nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5),
+        nn.Conv2d(1, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Dropout(0.25),
+        nn.Flatten(),
+        nn.Linear(9216, 128),
+        nn.ReLU(),
+        nn.Dropout(0.5),
         nn.Linear(128, 10),
     ).to(memory_format=torch.channels_last)
     optimizer, loss = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9), nn.CrossEntropyLoss()
@@ -47,8 +55,10 @@ def train_torch() -> dict[str, float]:
             loss(model(inputs.to(memory_format=torch.channels_last)), labels).backward()
             optimizer.step()
     seconds, cpu_seconds = time.perf_counter() - start, time.process_time() - cpu_start
-    return {"ms_per_step": 1e3 * seconds / (EPOCHS * STEPS),
-            "cpu_ms_per_step": 1e3 * cpu_seconds / (EPOCHS * STEPS)}
+    return {
+        "ms_per_step": 1e3 * seconds / (EPOCHS * STEPS),
+        "cpu_ms_per_step": 1e3 * cpu_seconds / (EPOCHS * STEPS),
+    }
 
 
 def main(argv: list[str]) -> None:
@@ -57,9 +67,15 @@ def main(argv: list[str]) -> None:
     contenders: dict[str, dict[str, Any]] = {}
     for name, num_devices in (("fit", 1), ("towers_1", 1), ("towers_2", 2), ("towers_4", 4)):
         contenders[name] = {
-            "function": "epochs.measure", "contender": "fit" if name == "fit" else "parallel",
-            "workload": "cnn", "data": "dataset", "num_devices": num_devices, "metrics": [],
-            "num_batches": STEPS, "warm_up_epochs": WARM_UP_EPOCHS, "epochs": EPOCHS,
+            "function": "epochs.measure",
+            "contender": "fit" if name == "fit" else "parallel",
+            "workload": "cnn",
+            "data": "dataset",
+            "num_devices": num_devices,
+            "metrics": [],
+            "num_batches": STEPS,
+            "warm_up_epochs": WARM_UP_EPOCHS,
+            "epochs": EPOCHS,
             "autotune": False,  # its waits would count
             "profile_dir": _PROFILE_DIR.value and f"{_PROFILE_DIR.value}/{name}",
         }
@@ -70,8 +86,10 @@ def main(argv: list[str]) -> None:
         for _ in range(_ROUNDS.value)
     ]
     for name in contenders:
-        step, cpu = (statistics.median(result[name][key] for result in results)
-                     for key in ("ms_per_step", "cpu_ms_per_step"))
+        step, cpu = (
+            statistics.median(result[name][key] for result in results)
+            for key in ("ms_per_step", "cpu_ms_per_step")
+        )
         print(f"{name:10} {step:6.1f} ms per step {cpu:6.1f} CPU ms per step")
 
 

@@ -58,8 +58,9 @@ def draw(source: Path, target: Path) -> None:
 def describe_rows(comparisons: Sequence[Sequence[Mapping[str, Any]]]) -> str:
     """Returns the machines, the versions and the number of rounds."""
     last = comparisons[-1][-1]
-    machines = dict.fromkeys(f"{rows[-1]['cores']} cores, {rows[-1]['processor']}"
-                             for rows in comparisons)
+    machines = dict.fromkeys(
+        f"{rows[-1]['cores']} cores, {rows[-1]['processor']}" for rows in comparisons
+    )
     where = " or ".join(machines)
     if last["device"] != "CPU":
         where = f"{last['device']}, {where}"

@@ -27,8 +27,10 @@ _DEVICES = flags.DEFINE_integer(
     "num_devices", 2, "Number of GPUs, or of logical CPU devices without GPUs."
 )
 _STEPS = flags.DEFINE_integer(
-    "steps", 450, "Steps of a run. By default, 400 timed steps contain 4 checkpoints and no end of "
-    "an epoch.", lower_bound=2,
+    "steps",
+    450,
+    "Steps of a run. By default, 400 timed steps contain 4 checkpoints and no end of an epoch.",
+    lower_bound=2,
 )
 _UNTIMED = flags.DEFINE_integer("untimed", 50, "Steps at the start that are not timed.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Runs of each side.", lower_bound=1)
@@ -46,21 +48,31 @@ def train(
     clock = Clock()
     with tempfile.TemporaryDirectory() as directory, redirect_stdout(sys.stderr):
         config = towers.TrainConfig(
-            model=model, dataset="mnist", num_gpus=num_devices, batch_size=BATCH_SIZE,
-            max_steps=steps, checkpoint_every=checkpoint_every, run_dir=f"{directory}/run",
+            model=model,
+            dataset="mnist",
+            num_gpus=num_devices,
+            batch_size=BATCH_SIZE,
+            max_steps=steps,
+            checkpoint_every=checkpoint_every,
+            run_dir=f"{directory}/run",
         )
         towers.train(config, [clock])
     return {
-        **throughput(clock.times[max(0, untimed - 1):], BATCH_SIZE),
-        "peak_memory_mb": peak_memory_mb(), "device": device_name(),
+        **throughput(clock.times[max(0, untimed - 1) :], BATCH_SIZE),
+        "peak_memory_mb": peak_memory_mb(),
+        "device": device_name(),
     }
 
 
 def main(argv: list[str]) -> None:
     """Measures, prints the cost in percent and appends to the CSV."""
     del argv
-    run = {"model": _MODEL.value, "num_devices": _DEVICES.value, "steps": _STEPS.value,
-           "untimed": _UNTIMED.value}
+    run = {
+        "model": _MODEL.value,
+        "num_devices": _DEVICES.value,
+        "steps": _STEPS.value,
+        "untimed": _UNTIMED.value,
+    }
     every = f"every {_EVERY.value}"
     contenders = {
         every: {**run, "checkpoint_every": _EVERY.value},

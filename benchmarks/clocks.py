@@ -66,8 +66,10 @@ def throughput(times: Sequence[float], batch_size: int) -> dict[str, float]:
     times: when each step ended, in seconds.
     """
     seconds = times[-1] - times[0]
-    return {"examples_per_second": (len(times) - 1) * batch_size / seconds,
-            "timed_seconds": seconds}
+    return {
+        "examples_per_second": (len(times) - 1) * batch_size / seconds,
+        "timed_seconds": seconds,
+    }
 
 
 def synchronized_time() -> float:

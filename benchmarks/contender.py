@@ -87,8 +87,12 @@ def make_step(workload: Workload, contender: str, num_devices: int) -> towers.To
         (parameter_device,) = towers.tower_devices(1, "auto" if is_rehearsal() else "gpu")
     with tf.device(parameter_device):
         return (LimitStep if contender == "limit" else towers.TowerStep)(
-            workload.build(), workload.optimizer(), workload.loss, metrics=METRICS,
-            devices=towers.tower_devices(num_devices), **options,
+            workload.build(),
+            workload.optimizer(),
+            workload.loss,
+            metrics=METRICS,
+            devices=towers.tower_devices(num_devices),
+            **options,
         )
 
 
@@ -127,9 +131,7 @@ def make_fit_trainer(
     """
     with scope:
         model = wrap(workload.build())
-        model.compile(
-            workload.optimizer(), workload.loss, metrics=METRICS, jit_compile=jit_compile
-        )
+        model.compile(workload.optimizer(), workload.loss, metrics=METRICS, jit_compile=jit_compile)
 
     def train(dataset: tf.data.Dataset, callback: keras.callbacks.Callback) -> None:
         model.fit(dataset, shuffle=False, verbose=0, callbacks=[callback])
@@ -210,7 +212,9 @@ def device_name() -> str:
 
 
 def measure(
-    contender: str = "towers", workload: str = "cnn", num_devices: int | None = None,
+    contender: str = "towers",
+    workload: str = "cnn",
+    num_devices: int | None = None,
     steps: int | None = None,
 ) -> dict[str, Any]:
     """Trains a workload; call it in a fresh process.
@@ -248,7 +252,10 @@ def measure(
         result["cpu_seconds_per_step"] = (time.process_time() - cpu_start) / steps
         result |= throughput(clock.times, chosen.batch_size)
     return {
-        **result, "num_devices": num_devices, "steps": steps, "peak_memory_mb": peak_memory_mb(),
+        **result,
+        "num_devices": num_devices,
+        "steps": steps,
+        "peak_memory_mb": peak_memory_mb(),
         "device": device_name(),
     }
 
@@ -263,8 +270,16 @@ def main(argv: list[str]) -> None:
 if __name__ == "__main__":
     flags.DEFINE_enum("contender", "towers", CONTENDERS, "The contender that trains.")
     flags.DEFINE_enum("workload", "cnn", sorted(WORKLOADS), "The workload to train.")
-    flags.DEFINE_integer("num_devices", None, "Number of GPUs, or of logical CPU devices without "
-                         "GPUs. Default: all GPUs, or the workload's own number.")
-    flags.DEFINE_integer("steps", None, "Timed steps, after as many warm-up steps. 0: only the "
-                         "first step. Default: the workload's number.")
+    flags.DEFINE_integer(
+        "num_devices",
+        None,
+        "Number of GPUs, or of logical CPU devices without "
+        "GPUs. Default: all GPUs, or the workload's own number.",
+    )
+    flags.DEFINE_integer(
+        "steps",
+        None,
+        "Timed steps, after as many warm-up steps. 0: only the "
+        "first step. Default: the workload's number.",
+    )
     app.run(main)

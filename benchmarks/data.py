@@ -34,8 +34,10 @@ READERS = {
     "indexed": "tf.data alone: shuffled indices, tf.numpy_function",
     "cached": "tf.data alone: from_generator, cache, shuffle",
 }
-CGROUPS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
-           ("/sys/fs/cgroup", "memory.max", "memory.peak"))  # version 1, then 2
+CGROUPS = (
+    ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.max_usage_in_bytes"),
+    ("/sys/fs/cgroup", "memory.max", "memory.peak"),
+)  # version 1, then 2
 
 _LIMIT = flags.DEFINE_integer("limit_mib", 768, "Memory limit of each reader.")
 _SECONDS = flags.DEFINE_float("seconds", 12, "Time for which each reader is measured.")
@@ -80,6 +82,7 @@ def make_batches(reader: str, images: Images) -> Iterable:
     if reader == "cached":
         return in_order.cache().shuffle(count).batch(BATCH_SIZE).prefetch(2)
     if reader == "indexed":
+
         def read(index: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             x, y = tf.numpy_function(images.__getitem__, [index], (tf.uint8, tf.int32))
             return tf.ensure_shape(tf.cast(x, tf.float32) / 255, SHAPE), tf.ensure_shape(y, [])
@@ -88,7 +91,8 @@ def make_batches(reader: str, images: Images) -> Iterable:
         return indices.map(read, tf.data.AUTOTUNE).batch(BATCH_SIZE).prefetch(2)
     name = "the file"
     split = (
-        Streamed(in_order, name, count) if reader == "streamed"
+        Streamed(in_order, name, count)
+        if reader == "streamed"
         else split_of(images, name, 10, custom_loss=False)[0]
     )
     options = InputOptions(data_workers=2 if reader == "processes" else 0, shuffle_buffer=1000)
@@ -138,7 +142,10 @@ def run_reader(reader: str, path: str, limit: int) -> dict[str, str]:
     with control_group(limit) as (processes, peak):
         done = subprocess.run(
             ["sh", "-c", f'echo $$ > {processes}; exec "$@"', "sh", *command],
-            capture_output=True, text=True, check=False, cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=ROOT,
         )
         memory = int(peak.read_text()) / MIB
     rate = f"{json.loads(done.stdout)['examples_per_second']:.0f}" if done.stdout else "killed"

@@ -17,13 +17,17 @@ CODE = 100
 def build_generator() -> keras.Model:
     """Codes float32 [N, CODE] -> images [N, 28, 28, 1] in -1 ... 1."""
     layers: list[keras.Layer] = [
-        keras.Input((CODE,)), L.Dense(7 * 7 * 256, use_bias=False), L.BatchNormalization(),
-        L.LeakyReLU(0.2), L.Reshape((7, 7, 256)),
+        keras.Input((CODE,)),
+        L.Dense(7 * 7 * 256, use_bias=False),
+        L.BatchNormalization(),
+        L.LeakyReLU(0.2),
+        L.Reshape((7, 7, 256)),
     ]
     for filters, strides in ((128, 1), (64, 2)):
         layers += [
             L.Conv2DTranspose(filters, 5, strides, padding="same", use_bias=False),
-            L.BatchNormalization(), L.LeakyReLU(0.2),
+            L.BatchNormalization(),
+            L.LeakyReLU(0.2),
         ]
     last = L.Conv2DTranspose(1, 5, 2, padding="same", use_bias=False, activation="tanh")
     return keras.Sequential([*layers, last], name="generator")
@@ -49,7 +53,10 @@ class DCGAN(keras.Model):
         self.built = True
 
     def compile(
-        self, optimizer: keras.optimizers.Optimizer, loss: Any = None, metrics: Any = None,
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        loss: Any = None,
+        metrics: Any = None,
         jit_compile: bool | str = "auto",
     ) -> None:
         """Sets the optimizers.
@@ -83,7 +90,8 @@ class DCGAN(keras.Model):
             d_loss += cross_entropy(tf.zeros_like(on_fake), on_fake)
             g_loss = cross_entropy(tf.ones_like(on_fake), on_fake)
         for network, optimizer, loss in (
-            (self.discriminator, self.optimizer, d_loss), (self.generator, self.g_optimizer, g_loss)
+            (self.discriminator, self.optimizer, d_loss),
+            (self.generator, self.g_optimizer, g_loss),
         ):
             weights = network.trainable_weights
             optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))

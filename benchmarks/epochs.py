@@ -29,9 +29,16 @@ _OUT = flags.DEFINE_string("out", "benchmarks/results/epochs.csv", "CSV to appen
 
 
 def measure(
-    contender: str, workload: str, data: str, num_devices: int = DEVICES, num_batches: int = 30,
-    warm_up_epochs: int = 1, epochs: int = 3, metrics: Sequence[str] = ("accuracy",),
-    autotune: bool = True, profile_dir: str | None = None,
+    contender: str,
+    workload: str,
+    data: str,
+    num_devices: int = DEVICES,
+    num_batches: int = 30,
+    warm_up_epochs: int = 1,
+    epochs: int = 3,
+    metrics: Sequence[str] = ("accuracy",),
+    autotune: bool = True,
+    profile_dir: str | None = None,
 ) -> dict[str, Any]:
     """Trains with `fit`; call it in a fresh process.
 
@@ -78,9 +85,12 @@ def measure(
         with tf.profiler.experimental.Profile(profile_dir):
             model.fit(**inputs, verbose=0)
     return {
-        "examples_per_second": len(x) / seconds, "seconds_an_epoch": seconds,
-        "ms_per_step": 1e3 * seconds / num_batches, "cpu_ms_per_step": 1e3 * cpu_seconds /
-        num_batches, "peak_memory_mb": peak_memory_mb(), "device": device_name(),
+        "examples_per_second": len(x) / seconds,
+        "seconds_an_epoch": seconds,
+        "ms_per_step": 1e3 * seconds / num_batches,
+        "cpu_ms_per_step": 1e3 * cpu_seconds / num_batches,
+        "peak_memory_mb": peak_memory_mb(),
+        "device": device_name(),
     }
 
 
@@ -95,7 +105,8 @@ def main(argv: list[str]) -> None:
             contenders = {name: {"contender": name, **shared} for name in ("parallel", "fit")}
             results = rounds.run_rounds("epochs.measure", contenders, _ROUNDS.value)
             new = rounds.compare(
-                results, "parallel", "examples_per_second", **shared, num_devices=DEVICES)
+                results, "parallel", "examples_per_second", **shared, num_devices=DEVICES
+            )
             rounds.append_csv(_OUT.value, new)
             rows += [{**row, "workload": f"{workload}, {data}"} for row in new]
     print(rounds.table(rows))

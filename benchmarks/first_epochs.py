@@ -61,8 +61,9 @@ def main(argv: list[str]) -> None:
             "fit": {"model": model, "batch_norm": None},
         }
         results = rounds.run_rounds("first_epochs.train", contenders, _ROUNDS.value)
-        ours, fit = (statistics.median(result[name]["seconds"] for result in results)
-                     for name in contenders)
+        ours, fit = (
+            statistics.median(result[name]["seconds"] for result in results) for name in contenders
+        )
         print(f"{model}: fit {fit:.1f} s, towers {ours:.1f} s, ratio {ours / fit:.2f}")
 
 

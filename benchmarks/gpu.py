@@ -30,13 +30,35 @@ Table: TypeAlias = "dict[Case, Row]"
 
 MEASURED, FAILED, NOT_REACHED = "measured", "failed", "not reached"
 COLUMNS = (
-    *Case._fields, "status", "error",
-    "ms_per_step", "examples_per_second", "towers_ratio", "many_towers_ratio",
-    "first_step_seconds", "build_seconds", "steps", "timed_seconds", "how",
-    "down_mb", "up_mb", "down_ms", "up_ms", "down_gb_per_second", "up_gb_per_second",
+    *Case._fields,
+    "status",
+    "error",
+    "ms_per_step",
+    "examples_per_second",
+    "towers_ratio",
+    "many_towers_ratio",
+    "first_step_seconds",
+    "build_seconds",
+    "steps",
+    "timed_seconds",
+    "how",
+    "down_mb",
+    "up_mb",
+    "down_ms",
+    "up_ms",
+    "down_gb_per_second",
+    "up_gb_per_second",
     "share_of_step",
-    "peak_memory_mb", "gpu_memory_mb", "devices", "driver", "cores", "processor", "python",
-    "tensorflow", "keras", "command",
+    "peak_memory_mb",
+    "gpu_memory_mb",
+    "devices",
+    "driver",
+    "cores",
+    "processor",
+    "python",
+    "tensorflow",
+    "keras",
+    "command",
 )
 MIN_CASE_SECONDS = 12.0  # a case that starts TensorFlow and a GPU hardly takes less
 MAX_ERROR_LENGTH = 4000  # characters of a failed case's output
@@ -45,20 +67,28 @@ _OUT = flags.DEFINE_string("out", None, "Directory to write to; created if missi
 _WORKLOADS = flags.DEFINE_list("workloads", list(WORKLOADS), "The workloads to measure.")
 _CONTENDERS = flags.DEFINE_list("contenders", list(CONTENDERS), "The contenders to measure.")
 _DEVICES = flags.DEFINE_integer(
-    "num_devices", None, "Number of GPUs that are compared with one GPU. If there are fewer, they "
-    "are divided into logical GPUs. Default: 8; with --small 2.", lower_bound=2,
+    "num_devices",
+    None,
+    "Number of GPUs that are compared with one GPU. If there are fewer, they "
+    "are divided into logical GPUs. Default: 8; with --small 2.",
+    lower_bound=2,
 )
 _SECONDS = flags.DEFINE_float("seconds", 480.0, "Time limit of all cases.", lower_bound=0.0)
 _CASE_SECONDS = flags.DEFINE_float(
     "case_seconds", 90.0, "Time limit of one case with the start of its process.", lower_bound=0.0
 )
 _TIMED_SECONDS = flags.DEFINE_float(
-    "timed_seconds", None, "Time for which each case's steps are timed. The warm-up before takes "
-    "at least a quarter of it. Default: 4; with --small 0.2.", lower_bound=0.0,
+    "timed_seconds",
+    None,
+    "Time for which each case's steps are timed. The warm-up before takes "
+    "at least a quarter of it. Default: 4; with --small 0.2.",
+    lower_bound=0.0,
 )
 _SMALL = flags.DEFINE_boolean(
-    "small", False, "Small models and batches, to try the command on CPU devices: "
-    "TOWERS_REHEARSE_GPUS=1 python benchmarks/gpu.py --small --workloads=mlp41m --out=DIR."
+    "small",
+    False,
+    "Small models and batches, to try the command on CPU devices: "
+    "TOWERS_REHEARSE_GPUS=1 python benchmarks/gpu.py --small --workloads=mlp41m --out=DIR.",
 )
 
 
@@ -129,7 +159,11 @@ def record_machine(out: Path, small: bool) -> dict[str, Any]:
 
 
 def measure_cases(
-    out: Path, table: Table, about: Mapping[str, Any], deadline: float, case_seconds: float,
+    out: Path,
+    table: Table,
+    about: Mapping[str, Any],
+    deadline: float,
+    case_seconds: float,
     timed_seconds: float,
 ) -> Iterator[str]:
     """Measures the cases "not reached"; after each case, writes the CSV and yields a line.
@@ -151,7 +185,10 @@ def measure_cases(
         limit = min(left, case_seconds)
         try:
             result = run_process(
-                "gpu_case.measure", limit=limit, **case._asdict(), timed_seconds=timed_seconds,
+                "gpu_case.measure",
+                limit=limit,
+                **case._asdict(),
+                timed_seconds=timed_seconds,
                 small=about["small"],
             )
             table[case] = make_row(about, case, MEASURED, result)
@@ -186,8 +223,11 @@ def describe_row(row: Row) -> str:
     """Returns the result of a case in a few words."""
     if row["status"] != MEASURED:
         return f"{row['status']}: {row['error'][:200]}"
-    names = (("down_gb_per_second", "up_gb_per_second") if row["contender"] == TRANSFERS
-             else ("ms_per_step", "examples_per_second", "first_step_seconds"))
+    names = (
+        ("down_gb_per_second", "up_gb_per_second")
+        if row["contender"] == TRANSFERS
+        else ("ms_per_step", "examples_per_second", "first_step_seconds")
+    )
     return "  ".join(f"{name} {row[name]:,}" for name in names)
 
 
@@ -205,8 +245,13 @@ def read_table(out: Path) -> Table:
         if tuple(reader.fieldnames or ()) != COLUMNS:
             raise ValueError(f"--out: {path} has other columns; name another directory.")
         return {
-            Case(row["workload"], row["precision"], int(row["batch_size"]),
-                 int(row["num_devices"]), row["contender"]): row
+            Case(
+                row["workload"],
+                row["precision"],
+                int(row["batch_size"]),
+                int(row["num_devices"]),
+                row["contender"],
+            ): row
             for row in reader
         }
 
@@ -231,6 +276,7 @@ def compute_ratios(table: Table, case: Case) -> dict[str, float]:
     global batch, divided by the row's speed. "share_of_step", for transfers, is their time divided
     by the time of towers' step.
     """
+
     def number(other: Case, name: str) -> float:
         return float(table.get(other, {}).get(name) or 0.0)
 
@@ -244,8 +290,10 @@ def compute_ratios(table: Table, case: Case) -> dict[str, float]:
         for other in table:
             if other.num_devices > 1 and other._replace(num_devices=1) == towers:
                 peers["many_towers_ratio"] = other
-    return {name: number(peer, "examples_per_second") / speed if speed else 0.0
-            for name, peer in peers.items()}
+    return {
+        name: number(peer, "examples_per_second") / speed if speed else 0.0
+        for name, peer in peers.items()
+    }
 
 
 def _exit(number: int, frame: Any) -> NoReturn:

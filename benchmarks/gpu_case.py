@@ -30,8 +30,13 @@ ENDLESS = 10**6  # repeats of the data; the stopwatch ends the training
 
 
 def measure(
-    workload: str, precision: str, batch_size: int, num_devices: int, contender: str,
-    timed_seconds: float, small: bool,
+    workload: str,
+    precision: str,
+    batch_size: int,
+    num_devices: int,
+    contender: str,
+    timed_seconds: float,
+    small: bool,
 ) -> dict[str, Any]:
     """Measures a case of gpu_plan.py; returns columns of gpu.csv.
 
@@ -97,9 +102,13 @@ def measure_steps(
     train(dataset, stopwatch)
     per_step = stopwatch.seconds / stopwatch.num_steps
     return {
-        "ms_per_step": 1e3 * per_step, "examples_per_second": workload.batch_size / per_step,
-        "build_seconds": built - start, "first_step_seconds": first - built,
-        "steps": stopwatch.num_steps, "timed_seconds": stopwatch.seconds, "how": how,
+        "ms_per_step": 1e3 * per_step,
+        "examples_per_second": workload.batch_size / per_step,
+        "build_seconds": built - start,
+        "first_step_seconds": first - built,
+        "steps": stopwatch.num_steps,
+        "timed_seconds": stopwatch.seconds,
+        "how": how,
     }
 
 
@@ -131,7 +140,8 @@ def measure_transfers(step: towers.TowerStep, seconds: float) -> dict[str, Any]:
     for way, function in (("down", copy_down), ("up", lambda: copy_up(gradients))):
         per_call = _seconds_per_call(function, seconds)
         result |= {
-            f"{way}_mb": num_bytes / 1e6, f"{way}_ms": 1e3 * per_call,
+            f"{way}_mb": num_bytes / 1e6,
+            f"{way}_ms": 1e3 * per_call,
             f"{way}_gb_per_second": num_bytes / per_call / 1e9,
         }
     return result

@@ -7,15 +7,27 @@ PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")  # Keras dtype polic
 TRANSFERS = "trip"  # not a contender: the copies of a step between CPU and GPUs alone
 HEADLINES = ("towers", "fit", "mirrored")
 CONTENDERS = (
-    *HEADLINES, "compiled", "fit_no_jit", TRANSFERS, "limit", "on_gpu", "unplaced", "mirrored_one",
+    *HEADLINES,
+    "compiled",
+    "fit_no_jit",
+    TRANSFERS,
+    "limit",
+    "on_gpu",
+    "unplaced",
+    "mirrored_one",
 )
 ONE_DEVICE = {"fit", "fit_no_jit"}
 SEVERAL_DEVICES = {"mirrored", "mirrored_one"}
 NO_XLA = {("gru", "compiled"), ("gru", "fit_no_jit")}  # XLA cannot compile cuDNN's GRU
 
 # Examples per GPU of the global batch. The first size of a workload is its main size.
-SIZES = {"cnn": (128, 1024), "mlp41m": (128,), "resnet50": (32,), "gru": (64,),
-         "notebook_cnn": (128, 1024)}
+SIZES = {
+    "cnn": (128, 1024),
+    "mlp41m": (128,),
+    "resnet50": (32,),
+    "gru": (64,),
+    "notebook_cnn": (128, 1024),
+}
 WORKLOADS = tuple(SIZES)
 SMALL_SHARE = 32  # small models get this share of these examples
 # The first precision of a workload is its main precision.
@@ -67,8 +79,11 @@ def make_plan(
             others.append(Case(workload, precision, first, 1, ""))  # one GPU's share of main
             others += _one_and_several(workload, precision, size * num_devices, num_devices)
     cases = [
-        *_cases(main, HEADLINES), *_cases(main, ["compiled", "fit_no_jit"]),
-        *_cases(main, [TRANSFERS]), *_cases(main, ["limit"]), *_cases(others, HEADLINES),
+        *_cases(main, HEADLINES),
+        *_cases(main, ["compiled", "fit_no_jit"]),
+        *_cases(main, [TRANSFERS]),
+        *_cases(main, ["limit"]),
+        *_cases(others, HEADLINES),
         *_cases(main, ["on_gpu", "unplaced", "mirrored_one"]),
     ]
     return [case for case in dict.fromkeys(cases) if case.contender in contenders]
@@ -84,7 +99,9 @@ def _one_and_several(
 def _cases(sizes: Iterable[Case], contenders: Iterable[str]) -> list[Case]:
     """Returns a case for each size and each contender that can run it."""
     return [
-        size._replace(contender=contender) for size in sizes for contender in contenders
+        size._replace(contender=contender)
+        for size in sizes
+        for contender in contenders
         if contender not in (SEVERAL_DEVICES if size.num_devices == 1 else ONE_DEVICE)
         and (size.workload, contender) not in NO_XLA
     ]

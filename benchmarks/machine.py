@@ -10,18 +10,33 @@ from pathlib import Path
 from typing import Any
 
 _SMI_FIELDS = (
-    "index", "name", "driver_version", "memory.total", "power.limit", "power.max_limit",
-    "clocks.max.sm", "clocks.max.mem", "clocks.sm", "clocks.mem", "temperature.gpu",
-    "persistence_mode", "compute_mode", "mig.mode.current", "pcie.link.gen.max",
-    "pcie.link.gen.current", "pcie.link.width.current",
+    "index",
+    "name",
+    "driver_version",
+    "memory.total",
+    "power.limit",
+    "power.max_limit",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "clocks.sm",
+    "clocks.mem",
+    "temperature.gpu",
+    "persistence_mode",
+    "compute_mode",
+    "mig.mode.current",
+    "pcie.link.gen.max",
+    "pcie.link.gen.current",
+    "pcie.link.width.current",
 )
 
 
 def describe_machine() -> dict[str, str]:
     """Returns the columns about the machine that every row of a CSV has."""
     return {
-        "cores": str(count_cores()), "processor": processor(),
-        "python": platform.python_version(), "tensorflow": version("tensorflow"),
+        "cores": str(count_cores()),
+        "processor": processor(),
+        "python": platform.python_version(),
+        "tensorflow": version("tensorflow"),
         "keras": version("keras"),
     }
 
@@ -97,5 +112,7 @@ def describe_tensorflow() -> dict[str, Any]:
         gpus.append({"name": details.get("device_name", "GPU"), "compute_capability": capability})
     build = tf.sysconfig.get_build_info()
     return {
-        "gpus": gpus, "cuda": build.get("cuda_version", ""), "cudnn": build.get("cudnn_version", "")
+        "gpus": gpus,
+        "cuda": build.get("cuda_version", ""),
+        "cudnn": build.get("cudnn_version", ""),
     }

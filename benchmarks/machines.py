@@ -44,7 +44,9 @@ _WORKERS = flags.DEFINE_list(
     "workers", ["2", "4", "8"], "Numbers of workers, for exchange, input and scaling."
 )
 _MEGABYTES = flags.DEFINE_list(
-    "megabytes", ["32", "4.8", "0.1"], "Sizes to exchange, in 10**6 bytes of float32. List the "
+    "megabytes",
+    ["32", "4.8", "0.1"],
+    "Sizes to exchange, in 10**6 bytes of float32. List the "
     "largest first: malloc then keeps the memory, as it does in a process that trains.",
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Rounds of each comparison.", lower_bound=1)
@@ -86,15 +88,21 @@ def measure_parts(parts: Sequence[str]) -> Iterator[Rows]:
 
 def compare_training(workload: str) -> Rows:
     """Compares 2 workers with one tower each with 1 worker with 2 towers."""
-    return _compare_runs(workload, 2, {
-        "2 workers": {"num_workers": 2, "num_devices": 1}, "1 worker": {"num_devices": 2},
-    })
+    return _compare_runs(
+        workload,
+        2,
+        {
+            "2 workers": {"num_workers": 2, "num_devices": 1},
+            "1 worker": {"num_devices": 2},
+        },
+    )
 
 
 def compare_scaling(workload: str, counts: Sequence[int]) -> Rows:
     """Compares one tower with more towers and workers, at the same global batch."""
     contenders: dict[str, dict[str, Any]] = {
-        "1 tower": {"num_devices": 1}, "limit": {"contender": "limit", "num_devices": 1},
+        "1 tower": {"num_devices": 1},
+        "limit": {"contender": "limit", "num_devices": 1},
     }
     for count in counts:
         contenders[f"{count} towers"] = {"num_devices": count}
@@ -109,16 +117,23 @@ def _compare_runs(workload: str, num_devices: int, contenders: dict[str, dict[st
         arguments |= {"workload": workload, "steps": _STEPS.value}
     results = rounds.run_rounds("contender.measure", contenders, _ROUNDS.value)
     return rounds.compare(
-        results, ours, "examples_per_second", workload=workload, num_devices=num_devices,
-        steps=results[0][ours]["steps"], sent_mb="",
+        results,
+        ours,
+        "examples_per_second",
+        workload=workload,
+        num_devices=num_devices,
+        steps=results[0][ours]["steps"],
+        sent_mb="",
     )
 
 
 def compare_exchange(num_workers: int) -> list[Rows]:
     """Compares the exchange with the ring; returns the rows of each size."""
     measured = run_workers(
-        "machines_case.measure_exchange", num_workers,
-        megabytes=list(map(float, _MEGABYTES.value)), rounds=_ROUNDS.value,
+        "machines_case.measure_exchange",
+        num_workers,
+        megabytes=list(map(float, _MEGABYTES.value)),
+        rounds=_ROUNDS.value,
     )
     shared = _of_all_workers(measured)
     comparisons = []
@@ -127,10 +142,17 @@ def compare_exchange(num_workers: int) -> list[Rows]:
             {"exchange": {"ms": ours, **shared}, "ring": {"ms": peer, **shared}}
             for ours, peer in zip(size["exchange"], size["ring"], strict=True)
         ]
-        comparisons.append(rounds.compare(
-            results, "exchange", "ms", workload=f"{size['megabytes']:g} MB",
-            num_devices=num_workers, steps=size["calls"], sent_mb=size["sent_mb"],
-        ))
+        comparisons.append(
+            rounds.compare(
+                results,
+                "exchange",
+                "ms",
+                workload=f"{size['megabytes']:g} MB",
+                num_devices=num_workers,
+                steps=size["calls"],
+                sent_mb=size["sent_mb"],
+            )
+        )
         _print_medians(num_workers, f"{size['megabytes']:g} MB", results)
     return comparisons
 
@@ -144,7 +166,12 @@ def compare_memory() -> Rows:
         for worker in measured
     ]
     return rounds.compare(
-        results, f"{late} steps", "memory_mb", workload="tiny", num_devices=2, steps=late,
+        results,
+        f"{late} steps",
+        "memory_mb",
+        workload="tiny",
+        num_devices=2,
+        steps=late,
         sent_mb="",
     )
 
@@ -157,27 +184,39 @@ def compare_input(num_workers: int) -> Rows:
         )
     shared = _of_all_workers(measured)
     results = [
-        {f"{way} images": {"ms": max(worker[way][index] for worker in measured), **shared}
-         for way in ("own", "all")}
+        {
+            f"{way} images": {"ms": max(worker[way][index] for worker in measured), **shared}
+            for way in ("own", "all")
+        }
         for index in range(_ROUNDS.value)
     ]
     _print_medians(num_workers, "images", results)
     return rounds.compare(
-        results, "own images", "ms", workload="images", num_devices=num_workers,
-        steps=measured[0]["calls"], sent_mb="",
+        results,
+        "own images",
+        "ms",
+        workload="images",
+        num_devices=num_workers,
+        steps=measured[0]["calls"],
+        sent_mb="",
     )
 
 
 def _of_all_workers(measured: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Returns the device and the largest peak memory of any worker."""
-    return {"device": measured[0]["device"],
-            "peak_memory_mb": max(worker["peak_memory_mb"] for worker in measured)}
+    return {
+        "device": measured[0]["device"],
+        "peak_memory_mb": max(worker["peak_memory_mb"] for worker in measured),
+    }
 
 
 def _print_medians(num_workers: int, what: str, results: Sequence[dict[str, Any]]) -> None:
     medians = {name: statistics.median(one[name]["ms"] for one in results) for name in results[0]}
-    print(f"{num_workers} workers  {what}  " + "  ".join(
-        f"{name} {median:.1f} ms" for name, median in medians.items()), flush=True)
+    print(
+        f"{num_workers} workers  {what}  "
+        + "  ".join(f"{name} {median:.1f} ms" for name, median in medians.items()),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -61,13 +61,19 @@ def _measure_size(step: towers.TowerStep, megabytes: float, rounds: int) -> dict
     @tf.function(autograph=False)
     def ring(packed: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.CollectiveReduceV2(
-            input=packed, group_size=num_workers, group_key=GROUP_KEY,
-            instance_key=GROUP_KEY + length, ordering_token=[], merge_op="Add", final_op="Id",
+            input=packed,
+            group_size=num_workers,
+            group_key=GROUP_KEY,
+            instance_key=GROUP_KEY + length,
+            ordering_token=[],
+            merge_op="Add",
+            final_op="Id",
             communication_hint="ring",
         )
 
     ways: dict[str, Callable[[], Any]] = {
-        "exchange": lambda: exchange(*values), "ring": lambda: ring(packed)
+        "exchange": lambda: exchange(*values),
+        "ring": lambda: ring(packed),
     }
     total = num_workers * (num_workers + 1) / 2
     for way in ways.values():

@@ -22,7 +22,8 @@ _DEVICES = flags.DEFINE_integer("num_devices", 8, "Logical CPU devices.")
 _STEPS = flags.DEFINE_integer("steps", 3, "Timed steps, after as many warm-up steps.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
 _COMPARED = flags.DEFINE_list(
-    "compared", ["copies:mirrored", "stages_2:towers", "stages_4:towers"],
+    "compared",
+    ["copies:mirrored", "stages_2:towers", "stages_4:towers"],
     "Pairs of contenders, CONTENDER:PEER.",
 )
 _OUT = flags.DEFINE_string("out", "benchmarks/results/placements.csv", "CSV to append to.")
@@ -38,7 +39,9 @@ def main(argv: list[str]) -> None:
     del argv
     os.environ["TOWERS_REHEARSE_GPUS"] = "1"  # the contenders' processes inherit it
     shared = {
-        "workload": _WORKLOAD.value, "num_devices": _DEVICES.value, "steps": _STEPS.value,
+        "workload": _WORKLOAD.value,
+        "num_devices": _DEVICES.value,
+        "steps": _STEPS.value,
     }
     for pair in _COMPARED.value:
         ours, peer = pair.split(":")

@@ -39,8 +39,12 @@ class TimeLimitError(ProcessError):
 
 
 def run_process(
-    function: str, *, num_workers: int = 1, limit: float | None = None,
-    python: str = sys.executable, **arguments: Any,
+    function: str,
+    *,
+    num_workers: int = 1,
+    limit: float | None = None,
+    python: str = sys.executable,
+    **arguments: Any,
 ) -> dict[str, Any]:
     """Calls a function of this package in a fresh process and returns its result.
 
@@ -89,7 +93,7 @@ def last_exception(stderr: str) -> str:
     """Returns the last exception that a process wrote, without its traceback, or the last lines."""
     found = re.finditer(r"^(\[worker \d+\] )?[\w.]+Error: ", stderr, re.M)
     exceptions = [match.start() for match in found]
-    return (stderr[exceptions[-1]:][:600] if exceptions else stderr[-600:]).strip()
+    return (stderr[exceptions[-1] :][:600] if exceptions else stderr[-600:]).strip()
 
 
 def _finish(command: list[str], limit: float | None) -> tuple[int | None, str, str]:
@@ -99,7 +103,11 @@ def _finish(command: list[str], limit: float | None) -> tuple[int | None, str, s
         with _delayed_signals():
             # In its own group, Ctrl-C does not reach the child. `_kill` ends the whole group.
             process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                command,
+                cwd=ROOT,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
                 start_new_session=True,
             )
         out, written = process.communicate(timeout=limit)

@@ -38,8 +38,10 @@ _THROUGHPUT_ROWS = [
 ]
 _SUMMARY_ROWS = [("`cnn`, batch 128", "cnn", 4), ("DCGAN, batch 128", "dcgan", 2)]
 _PEERS = {
-    "fit": "Keras `fit`, 1 device", "mirrored": "MirroredStrategy",
-    "central": "CentralStorageStrategy", "limit": "the limit",
+    "fit": "Keras `fit`, 1 device",
+    "mirrored": "MirroredStrategy",
+    "central": "CentralStorageStrategy",
+    "limit": "the limit",
 }
 _FAILS = {("cnn", "central"), ("notebook_cnn", "central")}  # a peer that fails has no rows
 
@@ -114,8 +116,11 @@ def dcgan(results: Results) -> str:
         ("peak memory, 8 devices", "first_step", 8, "peak_memory_mb", "{:,.0f} MB", " (1 device)"),
     ):
         fit, mirrored = ((file, "dcgan", devices, "parallel", peer) for peer in ("fit", "mirrored"))
-        values = (results.median(f"peer_{column}", *fit),
-                  results.median(f"peer_{column}", *mirrored), results.median(column, *fit))
+        values = (
+            results.median(f"peer_{column}", *fit),
+            results.median(f"peer_{column}", *mirrored),
+            results.median(column, *fit),
+        )
         by_fit, by_mirrored, ours = map(form.format, values)
         rows.append([title, by_fit + note, by_mirrored, ours])
     return markdown_table(
@@ -128,19 +133,24 @@ def others(results: Results) -> str:
     first = "first_step", "resnet50", 8, "towers", "mirrored"
     parallel = "throughput", "cnn", 4, "parallel"
     cost = 1 - results.median("median_ratio", "checkpointing", "cnn", 2, "every 100", "none")
-    return "\n".join([
-        "- **The first step** of ResNet50 (32x32) on 8 devices, from the built model on: "
-        f"{results.median('value', *first):.0f} s, against",
-        f"  {results.median('peer_value', *first):.0f} s with MirroredStrategy.",
-        "- **`make_parallel(...).fit`** trains `cnn` at "
-        f"{results.ratio(*parallel, 'towers')} of the speed of towers' own loop,",
-        f"  and at {results.ratio(*parallel, 'fit')} of the speed of `fit`.",
-        f"- **A checkpoint every 100 steps** of `cnn` costs {100 * cost:.1f}% of its speed.",
-    ])
+    return "\n".join(
+        [
+            "- **The first step** of ResNet50 (32x32) on 8 devices, from the built model on: "
+            f"{results.median('value', *first):.0f} s, against",
+            f"  {results.median('peer_value', *first):.0f} s with MirroredStrategy.",
+            "- **`make_parallel(...).fit`** trains `cnn` at "
+            f"{results.ratio(*parallel, 'towers')} of the speed of towers' own loop,",
+            f"  and at {results.ratio(*parallel, 'fit')} of the speed of `fit`.",
+            f"- **A checkpoint every 100 steps** of `cnn` costs {100 * cost:.1f}% of its speed.",
+        ]
+    )
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
-    "summary": summary, "throughput": throughput, "dcgan": dcgan, "others": others,
+    "summary": summary,
+    "throughput": throughput,
+    "dcgan": dcgan,
+    "others": others,
 }
 
 
@@ -156,7 +166,7 @@ def fill_in(page: Path, text: str, results: Results) -> str:
         if count != 1:
             raise ValueError(f"{page.name} has {count} places for the figures of {name!r}, not 1.")
         before, rest = text.split(begin)
-        text = before + begin + TABLES[name](results) + "\n" + rest[rest.index(end):]
+        text = before + begin + TABLES[name](results) + "\n" + rest[rest.index(end) :]
     return text
 
 

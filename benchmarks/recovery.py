@@ -118,13 +118,32 @@ def main(argv: list[str]) -> None:
         if given.longest:
             slow.touch()
         launcher = subprocess.Popen(
-            [sys.executable, "-m", "towers.launch", f"--workers={given.workers}",
-             "--rejoin_after=0", "--max_restarts=1000", "--", "train.py", "--epochs=10000",
-             f"--run_dir={directory}/run", f"--num_towers={given.workers}", "--num_gpus=1",
-             "--callbacks=benchmarks.recovery:make_callbacks", *given.train],
-            cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-            env={**os.environ, "RECOVERY_DIR": directory, "RECOVERY_FAULT": given.fault,
-                 "PYTHONPATH": str(ROOT)},
+            [
+                sys.executable,
+                "-m",
+                "towers.launch",
+                f"--workers={given.workers}",
+                "--rejoin_after=0",
+                "--max_restarts=1000",
+                "--",
+                "train.py",
+                "--epochs=10000",
+                f"--run_dir={directory}/run",
+                f"--num_towers={given.workers}",
+                "--num_gpus=1",
+                "--callbacks=benchmarks.recovery:make_callbacks",
+                *given.train,
+            ],
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env={
+                **os.environ,
+                "RECOVERY_DIR": directory,
+                "RECOVERY_FAULT": given.fault,
+                "PYTHONPATH": str(ROOT),
+            },
         )
         timed_lines = ((time.time(), line) for line in launcher.stdout or ())
         reader = Thread(target=lines.extend, args=[timed_lines])
@@ -135,8 +154,9 @@ def main(argv: list[str]) -> None:
         for restart in restart_times(lines):
             fault = max(at for at in faults if at < restart)
             next_step = step_times(steps, restart)[0]
-            print(f"restart after {restart - fault:.1f} s, next step after {next_step - fault:.1f} "
-                  "s")
+            print(
+                f"restart after {restart - fault:.1f} s, next step after {next_step - fault:.1f} s"
+            )
     print(f"{len(faults)} losses, {len(restart_times(lines))} restarts: {lines[-1][1]}")
 
 

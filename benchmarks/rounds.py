@@ -73,25 +73,36 @@ def compare(
         ratios = [results[contender][measure] / results[peer][measure] for results in rounds]
         for index, results in enumerate(rounds):
             ours, other = results[contender], results[peer]
-            rows.append({
-                **shared, "contender": contender, "peer": peer, "round": index,
-                "measure": measure, "value": round(ours[measure], 3),
-                "peer_value": round(other[measure], 3), "ratio": round(ratios[index], 3),
-                "peak_memory_mb": round(ours["peak_memory_mb"]),
-                "peer_peak_memory_mb": round(other["peak_memory_mb"]),
-                "median_ratio": round(statistics.median(ratios), 3), "device": ours["device"],
-            })
+            rows.append(
+                {
+                    **shared,
+                    "contender": contender,
+                    "peer": peer,
+                    "round": index,
+                    "measure": measure,
+                    "value": round(ours[measure], 3),
+                    "peer_value": round(other[measure], 3),
+                    "ratio": round(ratios[index], 3),
+                    "peak_memory_mb": round(ours["peak_memory_mb"]),
+                    "peer_peak_memory_mb": round(other["peak_memory_mb"]),
+                    "median_ratio": round(statistics.median(ratios), 3),
+                    "device": ours["device"],
+                }
+            )
     return rows
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
     """Returns the medians, one line per workload, device count and peer."""
-    lines = [f"{'workload':<14}{'devices':>8}{'contender':>12}{'median':>12}{'peer':>12}"
-             f"{'median':>12}{'ratio':>8}"]
+    lines = [
+        f"{'workload':<14}{'devices':>8}{'contender':>12}{'median':>12}{'peer':>12}"
+        f"{'median':>12}{'ratio':>8}"
+    ]
     for group in group_comparisons(rows):
         first = group[0]
-        ours, other = (statistics.median(float(row[key]) for row in group)
-                       for key in ("value", "peer_value"))
+        ours, other = (
+            statistics.median(float(row[key]) for row in group) for key in ("value", "peer_value")
+        )
         lines.append(
             f"{first['workload']:<14}{first['num_devices']:>8}{first['contender']:>12}"
             f"{ours:>12,.1f}{first['peer']:>12}{other:>12,.1f}{float(first['median_ratio']):>8.2f}"

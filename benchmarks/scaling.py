@@ -105,7 +105,9 @@ def gpu_step(
     if peer is not None:
         transfers += math.ceil(math.log2(GPUS)) * size.parameters / PEERS[peer]
     return (
-        compute + transfers + update_seconds(constants, size, 1 if peer else GPUS)
+        compute
+        + transfers
+        + update_seconds(constants, size, 1 if peer else GPUS)
         + exchange_seconds(constants, num_machines, size.parameters, size.sums)
     )
 
@@ -138,10 +140,12 @@ def model_size(name: str) -> Size:
 def read_exchanges(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, float], float]:
     """Returns the median exchange times of machines.csv: {(W, bytes): seconds}."""
     return {
-        (int(group[0]["num_devices"]), 1e6 * float(group[0]["workload"].split()[0])):
-        statistics.median(float(row["value"]) for row in group) / 1e3
-        for group in group_comparisons(rows) if group[0]["measure"] == "ms"
-        and group[0]["workload"].endswith(" MB")
+        (
+            int(group[0]["num_devices"]),
+            1e6 * float(group[0]["workload"].split()[0]),
+        ): statistics.median(float(row["value"]) for row in group) / 1e3
+        for group in group_comparisons(rows)
+        if group[0]["measure"] == "ms" and group[0]["workload"].endswith(" MB")
     }
 
 
@@ -153,8 +157,10 @@ def fit(measured: Mapping[tuple[int, float], float], memory: float, cores: int) 
         units = [
             turns * exchange_seconds(constants, num_workers, size, num_sums(size))
             for constants in (
-                Constants(1, 0, np.inf, np.inf), Constants(0, 1, np.inf, np.inf),
-                Constants(0, 0, 1, np.inf), Constants(0, 0, np.inf, memory),
+                Constants(1, 0, np.inf, np.inf),
+                Constants(0, 1, np.inf, np.inf),
+                Constants(0, 0, 1, np.inf),
+                Constants(0, 0, np.inf, memory),
             )
         ]
         left.append([unit / seconds for unit in units[:3]])
@@ -179,9 +185,7 @@ def read_steps(rows: Iterable[Mapping[str, str]], name: str, batch_size: int) ->
     return found
 
 
-def predict(
-    constants: Constants, size: Size, compute: float, contender: str, cores: int
-) -> float:
+def predict(constants: Constants, size: Size, compute: float, contender: str, cores: int) -> float:
     """Returns the seconds of a step of "4 towers" in one process, or of "4 workers".
 
     compute: seconds in which all cores compute the gradients of the global batch.
@@ -189,9 +193,9 @@ def predict(
     count = int(contender.split()[0])
     if "tower" in contender:
         return compute + update_seconds(constants, size, count)
-    rest = update_seconds(constants, size) + float(exchange_seconds(
-        constants, count, size.parameters, size.sums
-    ))
+    rest = update_seconds(constants, size) + float(
+        exchange_seconds(constants, count, size.parameters, size.sums)
+    )
     return compute + count / min(count, cores) * rest
 
 
@@ -199,21 +203,25 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
     """Draws the share of a step in which a GPU computes, by machines, with one panel per model."""
     from towers.app.reporting.charts import figure_file
 
-    note = (f"A model, not a measurement, of {GPUS} GPUs on each machine with a fixed batch for "
-            f"each GPU. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"
-            f"{PEERS['PCIe'] / 1e9:.0f} GB/s between GPUs, {CPU_MEMORY / 1e9:.0f} GB/s for the "
-            f"update, {1e3 * MESSAGE:.1f} ms for each message. The dashed line assumes the\n"
-            f"network measured on 2 CPU cores: {8 * constants.wire / 1e9:.1f} Gbit/s, "
-            f"{1e3 * constants.start:.1f} ms for each sum, {1e3 * constants.message:.1f} ms for "
-            "each message.")
+    note = (
+        f"A model, not a measurement, of {GPUS} GPUs on each machine with a fixed batch for "
+        f"each GPU. Assumed: {GPU_LINK / 1e9:.0f} GB/s to a GPU,\n"
+        f"{PEERS['PCIe'] / 1e9:.0f} GB/s between GPUs, {CPU_MEMORY / 1e9:.0f} GB/s for the "
+        f"update, {1e3 * MESSAGE:.1f} ms for each message. The dashed line assumes the\n"
+        f"network measured on 2 CPU cores: {8 * constants.wire / 1e9:.1f} Gbit/s, "
+        f"{1e3 * constants.start:.1f} ms for each sum, {1e3 * constants.message:.1f} ms for "
+        "each message."
+    )
     with figure_file(target, 9.0, 6.6, "Share of a step during which GPUs compute", note) as figure:
         panels = figure.subplots(2, 2, sharex=True, sharey=True)
         for axes, (name, size) in zip(panels.flat, sizes.items(), strict=True):
             compute = GPU_MS[name] / 1e3
             title = f"{name}: {size.parameters / 1e6:.0f} MB, {GPU_MS[name]:.0f} ms (assumed)"
             axes.set_title(title)
-            lines = [(f"{link} Gbit/s", assumed_constants(link), f"C{i}", "-")
-                     for i, link in enumerate(LINKS)]
+            lines = [
+                (f"{link} Gbit/s", assumed_constants(link), f"C{i}", "-")
+                for i, link in enumerate(LINKS)
+            ]
             here = replace(constants, memory=CPU_MEMORY)
             lines.append(("measured on 2 cores", here, "#777777", "--"))
             for label, used, color, style in lines:
@@ -239,13 +247,17 @@ def fit_and_compare(sizes: Mapping[str, Size]) -> Constants:
     update = steps[largest]["1 tower"] - steps[largest]["limit"]
     memory = sizes[largest].passes * sizes[largest].parameters / update
     constants = fit(read_exchanges(rows), memory, cores)
-    print(f"start {1e3 * constants.start:.2f} ms, message {1e3 * constants.message:.2f} ms, "
-          f"wire {constants.wire / 1e9:.2f} GB/s, memory {memory / 1e9:.2f} GB/s")
+    print(
+        f"start {1e3 * constants.start:.2f} ms, message {1e3 * constants.message:.2f} ms, "
+        f"wire {constants.wire / 1e9:.2f} GB/s, memory {memory / 1e9:.2f} GB/s"
+    )
     for (num_workers, count), seconds in read_exchanges(rows).items():
         turns = num_workers / min(num_workers, cores)
         model = turns * exchange_seconds(constants, num_workers, count, num_sums(count))
-        print(f"{num_workers} workers, {count / 1e6:g} MB: model {1e3 * model:.0f} ms, "
-              f"measured {1e3 * seconds:.0f} ms")
+        print(
+            f"{num_workers} workers, {count / 1e6:g} MB: model {1e3 * model:.0f} ms, "
+            f"measured {1e3 * seconds:.0f} ms"
+        )
     for name, times in steps.items():
         base = f"{cores} towers"  # the model takes its computation from one tower per core
         if base not in times:
@@ -253,8 +265,10 @@ def fit_and_compare(sizes: Mapping[str, Size]) -> Constants:
         compute = times[base] - update_seconds(constants, sizes[name], cores)
         for contender in sorted(times.keys() - {"limit", "1 tower"}):
             model = predict(constants, sizes[name], compute, contender, cores)
-            print(f"{name}, {contender}: model {1e3 * model:.0f} ms, "
-                  f"measured {1e3 * times[contender]:.0f} ms")
+            print(
+                f"{name}, {contender}: model {1e3 * model:.0f} ms, "
+                f"measured {1e3 * times[contender]:.0f} ms"
+            )
     return constants
 
 
@@ -266,14 +280,20 @@ def main() -> None:
         compute = GPU_MS[name] / 1e3
         for link in LINKS:
             shares = compute / gpu_step(assumed_constants(link), size, compute, MACHINES)
-            print(f"{name}, {link} Gbit/s, machines " + ", ".join(
-                f"{n:,}: {share:.0%}" for n, share in zip(MACHINES, shares, strict=True)))
+            print(
+                f"{name}, {link} Gbit/s, machines "
+                + ", ".join(
+                    f"{n:,}: {share:.0%}" for n, share in zip(MACHINES, shares, strict=True)
+                )
+            )
         one = {"the CPU adds": gpu_step(assumed_constants(100), size, compute, 1, None)}
         for peer in PEERS:
             one[f"GPUs over {peer}"] = gpu_step(assumed_constants(100), size, compute, 1, peer)
             one[f"copies over {peer}"] = copies_step(size, compute, peer)
-        print(f"{name}, one machine: " + ", ".join(
-            f"{text} {compute / float(seconds):.0%}" for text, seconds in one.items()))
+        print(
+            f"{name}, one machine: "
+            + ", ".join(f"{text} {compute / float(seconds):.0%}" for text, seconds in one.items())
+        )
     draw(PICTURE, constants, sizes)
 
 

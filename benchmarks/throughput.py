@@ -24,20 +24,27 @@ _PEERS = flags.DEFINE_list(
     "peers", ["fit", "mirrored", "central", "limit"], "Contenders of contender.py to compare with."
 )
 _DEVICES = flags.DEFINE_integer(
-    "num_devices", None, "Number of GPUs, or of logical CPU devices without GPUs. fit uses one. "
-    "Default: all GPUs, or towers_per_core of the workload times the number of cores."
+    "num_devices",
+    None,
+    "Number of GPUs, or of logical CPU devices without GPUs. fit uses one. "
+    "Default: all GPUs, or towers_per_core of the workload times the number of cores.",
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
 _STEPS = flags.DEFINE_integer(
-    "steps", None, "Timed steps of a run. 0: compare the first step. Default: the workload's "
-    "number, which takes 4 to 8 seconds on 2 cores; use more on GPUs.", lower_bound=0,
+    "steps",
+    None,
+    "Timed steps of a run. 0: compare the first step. Default: the workload's "
+    "number, which takes 4 to 8 seconds on 2 cores; use more on GPUs.",
+    lower_bound=0,
 )
 _OUT = flags.DEFINE_string(
     "out", None, "CSV to append to. Default: benchmarks/results/throughput.csv, or first_step.csv."
 )
 _CHART = flags.DEFINE_string(
-    "chart", None, "PNG of the examples per second in the complete CSV. Default: "
-    "docs/images/throughput.png; with --out=FILE.csv, FILE.png."
+    "chart",
+    None,
+    "PNG of the examples per second in the complete CSV. Default: "
+    "docs/images/throughput.png; with --out=FILE.csv, FILE.png.",
 )
 
 
@@ -51,8 +58,12 @@ def main(argv: list[str]) -> None:
     for workload in _WORKLOADS.value:
         print(workload, flush=True)
         contenders = {
-            name: {"contender": name, "workload": workload, "num_devices": _DEVICES.value,
-                   "steps": _STEPS.value}
+            name: {
+                "contender": name,
+                "workload": workload,
+                "num_devices": _DEVICES.value,
+                "steps": _STEPS.value,
+            }
             for name in [_CONTENDER.value, *_PEERS.value]
         }
         results = rounds.run_rounds("contender.measure", contenders, _ROUNDS.value)

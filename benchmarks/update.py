@@ -80,9 +80,13 @@ def measure(workload: str, sums: int, threads: int, steps: int = 15) -> dict[str
     slots = (sum(value.nbytes for value in values) - size) / size
     passes = sums + 2 * (1 + round(slots))
     return {
-        "ms": 1e3 * seconds, "passes": passes, "gb_per_second": passes * size / seconds / 1e9,
+        "ms": 1e3 * seconds,
+        "passes": passes,
+        "gb_per_second": passes * size / seconds / 1e9,
         "digest": hashlib.sha256(b"".join(value.tobytes() for value in values)).hexdigest()[:12],
-        "peak_memory_mb": peak_memory_mb(), "device": "CPU", "steps": steps,
+        "peak_memory_mb": peak_memory_mb(),
+        "device": "CPU",
+        "steps": steps,
     }
 
 
@@ -91,16 +95,19 @@ def main(argv: list[str]) -> None:
     del argv
     shared = {"workload": _WORKLOAD.value, "sums": _SUMS.value}
     ours = f"{_THREADS.value} threads"
-    contenders = {
-        ours: {**shared, "threads": _THREADS.value}, "1 thread": {**shared, "threads": 1}
-    }
+    contenders = {ours: {**shared, "threads": _THREADS.value}, "1 thread": {**shared, "threads": 1}}
     results = rounds.run_rounds("update.measure", contenders, _ROUNDS.value)
     digests = {result["digest"] for one_round in results for result in one_round.values()}
     if len(digests) > 1:
         raise SystemExit(f"error: the results differ between numbers of threads: {sorted(digests)}")
     rows = rounds.compare(
-        results, ours, "ms", workload=_WORKLOAD.value, num_devices=_SUMS.value,
-        steps=results[0][ours]["steps"], passes=results[0][ours]["passes"],
+        results,
+        ours,
+        "ms",
+        workload=_WORKLOAD.value,
+        num_devices=_SUMS.value,
+        steps=results[0][ours]["steps"],
+        passes=results[0][ours]["passes"],
     )
     rounds.append_csv(_OUT.value, rows)
     print(rounds.table(rows))

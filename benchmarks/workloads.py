@@ -63,7 +63,12 @@ def built_in_workload(
     source = models.load(name)
     shape, classes = source.input_shape, source.num_classes
     return Workload(
-        lambda: source.build(shape, classes), optimizer, batch_size, shape, classes, steps,
+        lambda: source.build(shape, classes),
+        optimizer,
+        batch_size,
+        shape,
+        classes,
+        steps,
         towers_per_core,
     )
 
@@ -78,12 +83,14 @@ def gru(units: int) -> keras.Model:
 
     With 256 units, the model has 724,096 parameters.
     """
-    return keras.Sequential([
-        keras.Input((49, 128)),
-        keras.layers.GRU(units, return_sequences=True),
-        keras.layers.GRU(units),
-        keras.layers.Dense(128, activation="softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((49, 128)),
+            keras.layers.GRU(units, return_sequences=True),
+            keras.layers.GRU(units),
+            keras.layers.Dense(128, activation="softmax"),
+        ]
+    )
 
 
 def gru_workload(units: int, batch_size: int, steps: int) -> Workload:
@@ -93,14 +100,16 @@ def gru_workload(units: int, batch_size: int, steps: int) -> Workload:
 
 def text() -> keras.Model:
     """Builds a classifier of texts of any length: words are 1 ... 4,999, and 0 is masked."""
-    return keras.Sequential([
-        keras.Input((None,)),
-        keras.layers.Rescaling(5000),  # the random data are in [0, 1)
-        keras.layers.Embedding(5000, 64, mask_zero=True),
-        keras.layers.Bidirectional(keras.layers.LSTM(64)),
-        keras.layers.Dense(32, activation="relu"),
-        keras.layers.Dense(1, activation="sigmoid"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((None,)),
+            keras.layers.Rescaling(5000),  # the random data are in [0, 1)
+            keras.layers.Embedding(5000, 64, mask_zero=True),
+            keras.layers.Bidirectional(keras.layers.LSTM(64)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
 
 
 def transformer() -> keras.Model:
@@ -139,10 +148,13 @@ class Block(keras.layers.Layer):
 
 def blocks(remat: bool) -> keras.Model:
     """Builds eight blocks with 8.4 million parameters, with keras.remat or without."""
-    return keras.Sequential([
-        keras.Input((512,)), *(Block(remat) for _ in range(8)),
-        keras.layers.Dense(1, activation="sigmoid"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((512,)),
+            *(Block(remat) for _ in range(8)),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
 
 
 def tiny() -> keras.Model:
@@ -169,7 +181,8 @@ WORKLOADS = {
     "gru_small": lambda: gru_workload(128, 128, 80),
     "text": lambda: Workload(text, keras.optimizers.Adam, 64, (80,), 1, 100),
     "transformer": lambda: Workload(
-        transformer, keras.optimizers.Adam, 32, (32,), 500, 200, label_shape=(32,)),
+        transformer, keras.optimizers.Adam, 32, (32,), 500, 200, label_shape=(32,)
+    ),
     "dcgan": lambda: Workload(dcgan.DCGAN, dcgan.make_adam, 128, (28, 28, 1), 1, 12),
     "resnet50": lambda: Workload(resnet50, keras.optimizers.Adam, 64, (32, 32, 3), 10, 3),
     "blocks": lambda: Workload(lambda: blocks(False), momentum, 8192, (512,), 1, 2),

@@ -30,12 +30,14 @@ from rich.text import Text
 ROOT = Path(__file__).parents[1]
 
 _TRAIN = flags.DEFINE_string(
-    "train", "--num_gpus=8 --batch_size=128 --epochs=2 --checkpoint_every=100",
+    "train",
+    "--num_gpus=8 --batch_size=128 --epochs=2 --checkpoint_every=100",
     "Flags of the run that is killed.",
 )
 _KILL_AT = flags.DEFINE_string(
-    "kill_at", r"Epoch\s+2/2\s.*\] [23]\d\d/", "Kill the run once a line of its screen matches "
-    "this regular expression."
+    "kill_at",
+    r"Epoch\s+2/2\s.*\] [23]\d\d/",
+    "Kill the run once a line of its screen matches this regular expression.",
 )
 _OUT = flags.DEFINE_string("out", str(ROOT / "docs/images/terminal.svg"), "SVG to write.")
 
@@ -58,7 +60,11 @@ class Terminal:
         ioctl(theirs, TIOCSWINSZ, struct.pack("HHHH", LINES, COLUMNS, 0, 0))
         words = command.replace("python train.py", f"{sys.executable} {ROOT / 'train.py'}").split()
         with subprocess.Popen(
-            words, cwd=self._folder, stdin=theirs, stdout=theirs, stderr=theirs,
+            words,
+            cwd=self._folder,
+            stdin=theirs,
+            stdout=theirs,
+            stderr=theirs,
             env={**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"},
         ) as process:
             os.close(theirs)

@@ -28,13 +28,16 @@ TEMPERATURE = 0.2
 
 def build_encoder() -> keras.Model:
     """Images [N, 28, 28, 1] -> features [N, 64]."""
-    return keras.Sequential([
-        keras.Input((28, 28, 1)),
-        L.Conv2D(16, 3, strides=2, activation="relu"),
-        L.Conv2D(32, 3, strides=2, activation="relu"),
-        L.Flatten(),
-        L.Dense(64, activation="relu"),
-    ], name="encoder")
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            L.Conv2D(16, 3, strides=2, activation="relu"),
+            L.Conv2D(32, 3, strides=2, activation="relu"),
+            L.Flatten(),
+            L.Dense(64, activation="relu"),
+        ],
+        name="encoder",
+    )
 
 
 class SimCLR(keras.Model):
@@ -44,7 +47,8 @@ class SimCLR(keras.Model):
         super().__init__()
         self.encoder = build_encoder()
         self.projection = keras.Sequential(
-            [keras.Input((64,)), L.Dense(64, activation="relu"), L.Dense(32)], name="projection")
+            [keras.Input((64,)), L.Dense(64, activation="relu"), L.Dense(32)], name="projection"
+        )
         self.mean = keras.metrics.Mean(name="loss")
 
     @property
@@ -79,12 +83,13 @@ def make_view(images: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     for i, image in enumerate(images):
         views[i] = np.roll(image, rng.integers(-3, 4, 2), axis=(0, 1)) * rng.uniform(0.6, 1.4)
         top, left = rng.integers(0, 20, 2)
-        views[i, top:top + 8, left:left + 8] = 0.0
+        views[i, top : top + 8, left : left + 8] = 0.0
     return views
 
 
 def linear_probe(encoder: keras.Model, train: tuple, test: tuple) -> float:
     """Fits a linear classifier to the features by least squares; returns its test accuracy."""
+
     def features(images: np.ndarray) -> np.ndarray:
         x = encoder.predict(images, batch_size=1000, verbose=0)
         return np.concatenate([x, np.ones([len(x), 1])], axis=1)
@@ -118,8 +123,9 @@ def main(examples: int = EXAMPLES, epochs: int = EPOCHS) -> dict[str, list[float
         untrained = build_encoder()
     history, encoder = fit(with_towers=True, verbose=2)
     _, one_device = fit(with_towers=False, verbose=0)
-    accuracies = [linear_probe(model, train, data.test)
-                  for model in (encoder, one_device, untrained)]
+    accuracies = [
+        linear_probe(model, train, data.test) for model in (encoder, one_device, untrained)
+    ]
     print("linear probe: towers {:.4f}, one device {:.4f}, untrained {:.4f}".format(*accuracies))
     return history
 

@@ -62,7 +62,8 @@ class Distiller(keras.Model):
         soft = tf.nn.softmax(self.teacher(images, training=False) / TEMPERATURE)
         logits = self.student(images, training=False)
         self.metrics[0].update_state(
-            keras.losses.KLDivergence()(soft, tf.nn.softmax(logits / TEMPERATURE)))
+            keras.losses.KLDivergence()(soft, tf.nn.softmax(logits / TEMPERATURE))
+        )
         return self.compute_metrics(images, labels, logits)
 
 

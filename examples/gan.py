@@ -31,31 +31,37 @@ DIRECTORY = "runs/gan"
 
 def build_generator() -> keras.Model:
     """Codes float32 [N, CODE] -> images [N, 28, 28, 1] in 0 ... 1."""
-    return keras.Sequential([
-        keras.Input((CODE,)),
-        L.Dense(7 * 7 * 32),
-        L.Reshape((7, 7, 32)),
-        L.BatchNormalization(),
-        L.LeakyReLU(0.2),
-        L.Conv2DTranspose(16, 4, strides=2, padding="same"),
-        L.BatchNormalization(),
-        L.LeakyReLU(0.2),
-        L.Conv2DTranspose(1, 4, strides=2, padding="same", activation="sigmoid"),
-    ], name="generator")
+    return keras.Sequential(
+        [
+            keras.Input((CODE,)),
+            L.Dense(7 * 7 * 32),
+            L.Reshape((7, 7, 32)),
+            L.BatchNormalization(),
+            L.LeakyReLU(0.2),
+            L.Conv2DTranspose(16, 4, strides=2, padding="same"),
+            L.BatchNormalization(),
+            L.LeakyReLU(0.2),
+            L.Conv2DTranspose(1, 4, strides=2, padding="same", activation="sigmoid"),
+        ],
+        name="generator",
+    )
 
 
 def build_discriminator() -> keras.Model:
     """Images [N, 28, 28, 1] -> logits [N, 1], positive for images that seem real."""
-    return keras.Sequential([
-        keras.Input((28, 28, 1)),
-        L.Conv2D(16, 4, strides=2, padding="same"),
-        L.LeakyReLU(0.2),
-        L.Conv2D(32, 4, strides=2, padding="same"),
-        L.LeakyReLU(0.2),
-        L.Flatten(),
-        L.Dropout(0.3),
-        L.Dense(1),
-    ], name="discriminator")
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            L.Conv2D(16, 4, strides=2, padding="same"),
+            L.LeakyReLU(0.2),
+            L.Conv2D(32, 4, strides=2, padding="same"),
+            L.LeakyReLU(0.2),
+            L.Flatten(),
+            L.Dropout(0.3),
+            L.Dense(1),
+        ],
+        name="discriminator",
+    )
 
 
 class GAN(keras.Model):

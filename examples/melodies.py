@@ -24,13 +24,15 @@ EPOCHS = 2
 
 def build(layer: Callable = LAYER, units: int = UNITS) -> keras.Model:
     """int32 [N, 49] -> probabilities of the next note, float32 [N, 128]."""
-    return keras.Sequential([
-        keras.Input((music.NUM_STEPS,), dtype="int32"),
-        keras.layers.CategoryEncoding(music.NUM_CLASSES, output_mode="one_hot"),
-        layer(units, return_sequences=True),
-        layer(units),
-        keras.layers.Dense(music.NUM_CLASSES, activation="softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((music.NUM_STEPS,), dtype="int32"),
+            keras.layers.CategoryEncoding(music.NUM_CLASSES, output_mode="one_hot"),
+            layer(units, return_sequences=True),
+            layer(units),
+            keras.layers.Dense(music.NUM_CLASSES, activation="softmax"),
+        ]
+    )
 
 
 def main(

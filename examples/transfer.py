@@ -53,7 +53,7 @@ def main(
     keras.utils.set_random_seed(0)
     data = mnist.load()
     x, y = (part[:examples] for part in data.train)
-    test = tuple(part[:examples // 4] for part in data.test)
+    test = tuple(part[: examples // 4] for part in data.test)
     with tf.device("/cpu:0"):  # keeps the parameters in host memory
         model = build(application)
     parallel = towers.make_parallel(model, DEVICES)

@@ -22,13 +22,16 @@ EPOCHS = 4
 
 def build() -> keras.Model:
     """Two images float32 [N, 28, 28, 1] -> the probability of the same digit, float32 [N, 1]."""
-    encoder = keras.Sequential([
-        keras.Input((28, 28, 1)),
-        L.Conv2D(16, 3, strides=2, activation="relu"),
-        L.Conv2D(32, 3, strides=2, activation="relu"),
-        L.Flatten(),
-        L.Dense(64),
-    ], name="encoder")
+    encoder = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            L.Conv2D(16, 3, strides=2, activation="relu"),
+            L.Conv2D(32, 3, strides=2, activation="relu"),
+            L.Flatten(),
+            L.Dense(64),
+        ],
+        name="encoder",
+    )
     left, right = keras.Input((28, 28, 1), name="left"), keras.Input((28, 28, 1), name="right")
     a, b = encoder(left), encoder(right)
     difference = keras.ops.abs(a - b)
@@ -59,7 +62,10 @@ def main(pairs: int = PAIRS, epochs: int = EPOCHS) -> dict[str, list[float]]:
     parallel = towers.make_parallel(model, DEVICES)
     parallel.compile("adam", "binary_crossentropy", metrics=["accuracy"])
     return parallel.fit(
-        *make_pairs(*data.train, pairs), batch_size=GLOBAL_BATCH, epochs=epochs, verbose=2,
+        *make_pairs(*data.train, pairs),
+        batch_size=GLOBAL_BATCH,
+        epochs=epochs,
+        verbose=2,
         validation_data=make_pairs(*data.test, pairs // 4),
     ).history
 

@@ -30,14 +30,24 @@ class VAE(keras.Model):
 
     def __init__(self) -> None:
         super().__init__()
-        self.encoder = keras.Sequential([
-            keras.Input((28, 28, 1)), L.Flatten(), L.Dense(256, activation="relu"),
-            L.Dense(2 * LATENT),
-        ], name="encoder")
-        self.decoder = keras.Sequential([
-            keras.Input((LATENT,)), L.Dense(256, activation="relu"),
-            L.Dense(784, activation="sigmoid"), L.Reshape((28, 28, 1)),
-        ], name="decoder")
+        self.encoder = keras.Sequential(
+            [
+                keras.Input((28, 28, 1)),
+                L.Flatten(),
+                L.Dense(256, activation="relu"),
+                L.Dense(2 * LATENT),
+            ],
+            name="encoder",
+        )
+        self.decoder = keras.Sequential(
+            [
+                keras.Input((LATENT,)),
+                L.Dense(256, activation="relu"),
+                L.Dense(784, activation="sigmoid"),
+                L.Reshape((28, 28, 1)),
+            ],
+            name="decoder",
+        )
         self.seed = keras.random.SeedGenerator()
         self.total = keras.metrics.Mean(name="loss")
         self.divergence = keras.metrics.Mean(name="divergence")

@@ -48,9 +48,9 @@ CASES = {
 def build() -> keras.Model:
     """x [N, 8] -> [N, 1], with the same initial weights each time."""
     keras.utils.set_random_seed(0)
-    return keras.Sequential([
-        keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)
-    ])
+    return keras.Sequential(
+        [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
+    )
 
 
 def make_examples(count: int) -> tuple[np.ndarray, np.ndarray]:
@@ -111,7 +111,8 @@ def fit_with_towers(case: Case, epochs: int) -> list[np.ndarray]:
 
 
 WAYS = {
-    "Keras, 1 device": fit_on_one_device, "MirroredStrategy": fit_mirrored,
+    "Keras, 1 device": fit_on_one_device,
+    "MirroredStrategy": fit_mirrored,
     "towers": fit_with_towers,
 }
 

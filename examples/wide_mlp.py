@@ -48,24 +48,30 @@ class RandomBatches(keras.utils.PyDataset):
 
 def build(inputs: int = INPUTS, widths: Sequence[int] = WIDTHS) -> keras.Model:
     """Builds 8000-4000-2000-500-300-1 with tanh: 41,157,101 parameters."""
-    return keras.Sequential([
-        keras.Input((inputs,)),
-        *(keras.layers.Dense(width, activation="tanh") for width in widths),
-        keras.layers.Dense(1, activation="sigmoid"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((inputs,)),
+            *(keras.layers.Dense(width, activation="tanh") for width in widths),
+            keras.layers.Dense(1, activation="sigmoid"),
+        ]
+    )
 
 
 def build_softmax(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     """Builds the MLP with one output per class: 41,157,402 parameters for (8000,) and 2."""
-    return keras.Sequential([
-        keras.Input(input_shape),
-        *(keras.layers.Dense(width, activation="tanh") for width in WIDTHS),
-        keras.layers.Dense(num_classes, activation="softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            *(keras.layers.Dense(width, activation="tanh") for width in WIDTHS),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ]
+    )
 
 
 def main(
-    examples: int = EXAMPLES, inputs: int = INPUTS, widths: Sequence[int] = WIDTHS,
+    examples: int = EXAMPLES,
+    inputs: int = INPUTS,
+    widths: Sequence[int] = WIDTHS,
     epochs: int = EPOCHS,
 ) -> dict[str, list[float]]:
     """Trains; returns the history of `fit`."""

@@ -46,9 +46,13 @@ def train(
     """Returns (steps, noise scale) of a run to `accuracy`; None after `max_steps` steps."""
     (x, y), (x_test, y_test) = data
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential([
-        keras.Input((784,)), keras.layers.Dense(64, activation="relu"), keras.layers.Dense(10),
-    ])
+    model = keras.Sequential(
+        [
+            keras.Input((784,)),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10),
+        ]
+    )
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     step = towers.TowerStep(
         model, keras.optimizers.SGD(rate), loss, num_towers=TOWERS, noise_scale=True
@@ -58,7 +62,7 @@ def train(
     while steps < max_steps:
         rows = order.permutation(len(x))
         for begin in range(0, len(x) - batch_size + 1, batch_size):
-            chosen = rows[begin: begin + batch_size]
+            chosen = rows[begin : begin + batch_size]
             logs, steps = step.train_batch(x[chosen], y[chosen]), steps + 1
             if steps >= next_check:
                 next_check = max(steps + 1, steps * CHECK_FACTOR)
@@ -117,10 +121,19 @@ def draw(rows: list[Row], path: Path) -> None:
     axes = figure.subplots()
     axes.loglog(sizes, [row.steps for row in rows], "o", color="#1f4e79", label="steps to accuracy")
     fine = np.geomspace(sizes[0], sizes[-1], 200)
-    axes.loglog(fine, fewest * (1 + critical / fine), color="#1f4e79",
-                label=f"{fewest:.0f} x (1 + {critical:.0f} / B)")
-    axes.loglog(sizes, [row.noise_scale for row in rows], "s", color="#c55a11",
-                label="noise scale, examples")
+    axes.loglog(
+        fine,
+        fewest * (1 + critical / fine),
+        color="#1f4e79",
+        label=f"{fewest:.0f} x (1 + {critical:.0f} / B)",
+    )
+    axes.loglog(
+        sizes,
+        [row.noise_scale for row in rows],
+        "s",
+        color="#c55a11",
+        label="noise scale, examples",
+    )
     axes.axvline(critical, color="0.6", linewidth=1, linestyle="--", label="critical batch size")
     axes.set_xlabel("batch size B, examples")
     axes.set_ylabel("steps, or examples")
@@ -145,8 +158,12 @@ def main(argv: list[str]) -> int:
         for batch_size in sizes:
             likely_rate = rows[-1].learning_rate if rows else 0.25
             rows.append(measure(data, batch_size, likely_rate, given))
-            print("batch {0}  rate {1:g}  steps {2:.0f}  examples {3:,.0f}  noise scale {4:.0f}"
-                  .format(*rows[-1]), flush=True)
+            print(
+                "batch {0}  rate {1:g}  steps {2:.0f}  examples {3:,.0f}  noise scale {4:.0f}".format(
+                    *rows[-1]
+                ),
+                flush=True,
+            )
             with (directory / "batch_size.csv").open("w", newline="") as file:
                 csv.writer(file, lineterminator="\n").writerows([Row._fields, *rows])
         fewest, critical = critical_batch(rows)
@@ -160,10 +177,14 @@ def main(argv: list[str]) -> int:
 
 def define_flags() -> None:
     """Defines the flags of the experiment."""
-    flags.DEFINE_list("batch_sizes", ["16", "64", "256", "1024", "4096"],
-                      "Numbers of examples in an update.")
-    flags.DEFINE_list("learning_rates", [str(2.0 ** k) for k in range(-6, 2)],
-                      "Learning rates of SGD. Default: the powers of 2 from 1/64 to 2.")
+    flags.DEFINE_list(
+        "batch_sizes", ["16", "64", "256", "1024", "4096"], "Numbers of examples in an update."
+    )
+    flags.DEFINE_list(
+        "learning_rates",
+        [str(2.0**k) for k in range(-6, 2)],
+        "Learning rates of SGD. Default: the powers of 2 from 1/64 to 2.",
+    )
     flags.DEFINE_float("accuracy", 0.95, "Test accuracy at which a run ends.")
     flags.DEFINE_integer("seeds", 2, "Runs of each batch size and learning rate.", lower_bound=1)
     flags.DEFINE_integer("max_steps", 20_000, "Steps after which a run stops.", lower_bound=1)

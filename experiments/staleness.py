@@ -76,15 +76,18 @@ class Updates:
 def build(input_shape: tuple[int, ...]) -> keras.Model:
     """Builds an MLP with two hidden layers and 235,146 parameters."""
     layers = keras.layers
-    return keras.Sequential([
-        keras.Input(input_shape), layers.Flatten(), layers.Dense(256, activation="relu"),
-        layers.Dense(128, activation="relu"), layers.Dense(10, activation="softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            layers.Flatten(),
+            layers.Dense(256, activation="relu"),
+            layers.Dense(128, activation="relu"),
+            layers.Dense(10, activation="softmax"),
+        ]
+    )
 
 
-def measure(
-    num_towers: int, updates: int, batch_size: int, learning_rate: float, data: Any
-) -> Row:
+def measure(num_towers: int, updates: int, batch_size: int, learning_rate: float, data: Any) -> Row:
     """Trains a new model with asynchronous towers.
 
     Args:
@@ -114,7 +117,7 @@ def measure(
     def train(step: towers.TowerStep) -> None:
         try:
             for index, num_completed in shared_updates.start_each():
-                rows = order[index * batch_size:(index + 1) * batch_size]
+                rows = order[index * batch_size : (index + 1) * batch_size]
                 step(x[rows], y[rows])["loss"].numpy()  # waits for the update
                 shared_updates.complete(num_completed)
         except BaseException as error:
@@ -130,8 +133,11 @@ def measure(
     if shared_updates.errors:
         raise shared_updates.errors[0]
     return Row(
-        num_towers, updates, float(np.mean(shared_updates.staleness)),
-        max(shared_updates.staleness), _accuracy(steps[0], x_test, y_test),
+        num_towers,
+        updates,
+        float(np.mean(shared_updates.staleness)),
+        max(shared_updates.staleness),
+        _accuracy(steps[0], x_test, y_test),
         updates * batch_size / seconds,
     )
 
@@ -139,7 +145,7 @@ def measure(
 def _accuracy(step: towers.TowerStep, x: np.ndarray, y: np.ndarray) -> float:
     step.reset_metrics()
     for begin in range(0, len(x), 1000):
-        logs = step.test_batch(x[begin:begin + 1000], y[begin:begin + 1000])
+        logs = step.test_batch(x[begin : begin + 1000], y[begin : begin + 1000])
     return float(logs["accuracy"])
 
 
@@ -192,12 +198,16 @@ def main(argv: list[str]) -> int:
     print(f"Asynchronous updates; {NOTE}.", flush=True)
     rows = []
     for count in counts:
-        rows.append(measure(count, given.updates, given.batch_size, given.learning_rate,
-                            (data.train, data.test)))
+        rows.append(
+            measure(
+                count, given.updates, given.batch_size, given.learning_rate, (data.train, data.test)
+            )
+        )
         write(rows, directory)
         print(
             "towers {0}  updates {1}  staleness {2:.2f} (largest {3})  accuracy {4:.3f} | {5:,.0f} "
-            "examples/s".format(*rows[-1]), flush=True,
+            "examples/s".format(*rows[-1]),
+            flush=True,
         )
     return 0
 
@@ -218,12 +228,14 @@ def _counts(texts: Sequence[str]) -> list[int]:
 def define_flags() -> None:
     """Defines the flags of the experiment."""
     flags.DEFINE_list("towers", ["1", "2", "4", "8"], "Numbers of threads. Each number is one run.")
-    flags.DEFINE_string("out_dir", None, "Directory of staleness.csv and staleness.png.",
-                        required=True)
+    flags.DEFINE_string(
+        "out_dir", None, "Directory of staleness.csv and staleness.png.", required=True
+    )
     flags.DEFINE_integer("updates", 600, "Number of updates of all towers together.", lower_bound=1)
     flags.DEFINE_integer("batch_size", 128, "Examples of an update.", lower_bound=1)
-    flags.DEFINE_float("learning_rate", 0.2, "Learning rate of SGD with momentum 0.9.",
-                       lower_bound=0)
+    flags.DEFINE_float(
+        "learning_rate", 0.2, "Learning rate of SGD with momentum 0.9.", lower_bound=0
+    )
 
 
 if __name__ == "__main__":

@@ -112,6 +112,8 @@ def read_stories(path: Path, split: str) -> list[tuple[str, str]]:
     stories = [(row[1], row[0]) for row in rows if len(row) == 2]
     for text, topic in stories:
         if topic not in TOPICS or not text.strip():
-            raise ValueError(f"{path}: a {split} story has topic {topic!r} and text {text[:40]!r}. "
-                             f"Download it again.")
+            raise ValueError(
+                f"{path}: a {split} story has topic {topic!r} and text {text[:40]!r}. "
+                f"Download it again."
+            )
     return stories

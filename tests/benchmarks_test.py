@@ -31,8 +31,12 @@ ON_GPUS = {"on_gpu", "copies", "stages_2", "stages_4"}  # contenders that need G
 def run(script, *flags):
     """Runs a benchmark and returns the rows of its CSV, which the last flag names."""
     done = subprocess.run(
-        [sys.executable, f"benchmarks/{script}", *flags], cwd=ROOT, capture_output=True,
-        text=True, timeout=280)
+        [sys.executable, f"benchmarks/{script}", *flags],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     with open(flags[-1].removeprefix("--out="), newline="") as file:
         rows = list(csv.DictReader(file))
@@ -58,7 +62,8 @@ def make_rows(num_devices=2, peer_speed=50.0):
         {"towers": measured(80.0), "fit": measured(80.0, memory=70.6)},
     ]
     return rounds.compare(
-        results, "towers", "examples_per_second", workload="tiny", num_devices=num_devices)
+        results, "towers", "examples_per_second", workload="tiny", num_devices=num_devices
+    )
 
 
 @pytest.mark.telling("towers", "fit", "mirrored")
@@ -87,10 +92,19 @@ def test_ratios_are_taken_within_a_round_and_a_repeated_comparison_counts_once()
     assert {row["median_ratio"] for row in rows} == {2.0}  # mean: 2.33; of medians: 1.8
     assert [row["peer_peak_memory_mb"] for row in rows] == [100, 100, 71]
     assert rounds.table(rows).splitlines()[1].split() == [
-        "tiny", "2", "towers", "90.0", "fit", "50.0", "2.00"]
+        "tiny",
+        "2",
+        "towers",
+        "90.0",
+        "fit",
+        "50.0",
+        "2.00",
+    ]
     rows += [*make_rows(num_devices=8), *make_rows(peer_speed=25.0)]
-    assert [(len(group), group[0]["num_devices"], group[0]["peer_value"])
-            for group in rounds.group_comparisons(rows)] == [(3, 2, 25.0), (3, 8, 50.0)]
+    assert [
+        (len(group), group[0]["num_devices"], group[0]["peer_value"])
+        for group in rounds.group_comparisons(rows)
+    ] == [(3, 2, 25.0), (3, 8, 50.0)]
 
 
 def test_every_other_round_runs_in_reverse_and_a_failing_peer_is_left_out(monkeypatch, capsys):
@@ -105,7 +119,8 @@ def test_every_other_round_runs_in_reverse_and_a_failing_peer_is_left_out(monkey
     monkeypatch.setattr(rounds, "run_process", run_process)
     contenders = {name: {"name": name} for name in ("towers", "central", "fit")}
     rows = rounds.compare(
-        rounds.run_rounds("contender.measure", contenders, 3), "towers", "examples_per_second")
+        rounds.run_rounds("contender.measure", contenders, 3), "towers", "examples_per_second"
+    )
     assert order == ["towers", "central", "fit", "fit", "towers", "towers", "fit"]
     assert [(row["peer"], row["ratio"]) for row in rows] == [("fit", 1.5)] * 3
     assert capsys.readouterr().out.count("central is left out: BatchNormalization") == 1
@@ -132,8 +147,14 @@ def test_a_csv_with_other_columns_stays_unchanged(tmp_path):
 @pytest.mark.matrix
 def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     pytest.importorskip("matplotlib")
-    (row,) = run("throughput.py", "--workloads=tiny", "--peers=limit", "--rounds=1", "--steps=3",
-                 f"--out={tmp_path}/out.csv")
+    (row,) = run(
+        "throughput.py",
+        "--workloads=tiny",
+        "--peers=limit",
+        "--rounds=1",
+        "--steps=3",
+        f"--out={tmp_path}/out.csv",
+    )
     assert (row["contender"], row["peer"], row["steps"]) == ("towers", "limit", "3")
     assert row["tensorflow"] and row["processor"]
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
@@ -141,7 +162,9 @@ def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
 
 def test_throughput_counts_the_steps_after_the_first():
     assert clocks.throughput([20.0, 21.0, 23.0, 24.0], 128) == {
-        "examples_per_second": 96.0, "timed_seconds": 4.0}
+        "examples_per_second": 96.0,
+        "timed_seconds": 4.0,
+    }
 
 
 @pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
@@ -156,11 +179,20 @@ def test_figures_on_a_page_equal_the_results(page):
 
 @pytest.mark.matrix
 def test_placements_are_compared_by_time_memory_and_cpu(tmp_path):
-    rows = run("placements.py", "--workload=mlp", "--num_devices=2", "--steps=2", "--rounds=1",
-               "--compared=copies:towers,stages_2:towers", f"--out={tmp_path}/out.csv")
+    rows = run(
+        "placements.py",
+        "--workload=mlp",
+        "--num_devices=2",
+        "--steps=2",
+        "--rounds=1",
+        "--compared=copies:towers,stages_2:towers",
+        f"--out={tmp_path}/out.csv",
+    )
     assert [(row["contender"], row["measure"]) for row in rows] == [
-        ("copies", "first_step_seconds"), ("copies", "examples_per_second"),
-        ("copies", "peak_memory_mb"), ("stages_2", "first_step_seconds"),
+        ("copies", "first_step_seconds"),
+        ("copies", "examples_per_second"),
+        ("copies", "peak_memory_mb"),
+        ("stages_2", "first_step_seconds"),
         ("stages_2", "cpu_seconds_per_step"),
     ]
 
@@ -168,10 +200,20 @@ def test_placements_are_compared_by_time_memory_and_cpu(tmp_path):
 @pytest.mark.matrix
 def test_the_machines_command_writes_each_part_to_its_csv(tmp_path):
     """20 MB are 8 tensors that are sent one by one; 0.1 MB are 8 tensors that are sent as one."""
-    rows = run("machines.py", "--workloads=tiny", "--workers=2", "--megabytes=0.1,20", "--rounds=1",
-               "--steps=3", "--memory_steps=5,20", f"--out={tmp_path}/out.csv")
-    assert [tuple(row[name] for name in ("workload", "contender", "peer", "measure", "round"))
-            for row in rows] == [
+    rows = run(
+        "machines.py",
+        "--workloads=tiny",
+        "--workers=2",
+        "--megabytes=0.1,20",
+        "--rounds=1",
+        "--steps=3",
+        "--memory_steps=5,20",
+        f"--out={tmp_path}/out.csv",
+    )
+    assert [
+        tuple(row[name] for name in ("workload", "contender", "peer", "measure", "round"))
+        for row in rows
+    ] == [
         ("tiny", "2 workers", "1 worker", "examples_per_second", "0"),
         ("0.1 MB", "exchange", "ring", "ms", "0"),
         ("20 MB", "exchange", "ring", "ms", "0"),
@@ -187,13 +229,15 @@ def test_the_machines_command_writes_each_part_to_its_csv(tmp_path):
 def test_a_fit_finds_the_constants_behind_its_figures():
     true = scaling.Constants(start=1e-3, message=2e-3, wire=4e8, memory=5e9)
     made = {
-        (workers, size): max(1, workers / 2) * scaling.exchange_seconds(
-            true, workers, size, scaling.num_sums(size))
-        for workers in (2, 4, 8) for size in (1e5, 4.8e6, 32e6)
+        (workers, size): max(1, workers / 2)
+        * scaling.exchange_seconds(true, workers, size, scaling.num_sums(size))
+        for workers in (2, 4, 8)
+        for size in (1e5, 4.8e6, 32e6)
     }
     found = scaling.fit(made, true.memory, cores=2)
     assert (found.start, found.message, found.wire) == pytest.approx(
-        (true.start, true.message, true.wire))
+        (true.start, true.message, true.wire)
+    )
 
 
 def test_a_step_on_more_workers_than_cores_takes_turns():
@@ -211,15 +255,24 @@ FIT = Case("mlp41m", "float32", 1024, 1, "fit")
 
 def start(out, *flags):
     return subprocess.Popen(
-        [sys.executable, "benchmarks/gpu.py", f"--out={out}", "--small", *flags], cwd=ROOT,
-        env={**os.environ, "TOWERS_REHEARSE_GPUS": "1"}, text=True, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE)
+        [sys.executable, "benchmarks/gpu.py", f"--out={out}", "--small", *flags],
+        cwd=ROOT,
+        env={**os.environ, "TOWERS_REHEARSE_GPUS": "1"},
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def measure_cases(out, cases=(TOWERS,), seconds=100.0, case_seconds=60.0):
     """Returns (the rows of gpu.csv, the printed lines)."""
-    about = {"gpus": [], "nvidia_smi": [], "small": True, "command": "",
-             **machine.describe_machine()}
+    about = {
+        "gpus": [],
+        "nvidia_smi": [],
+        "small": True,
+        "command": "",
+        **machine.describe_machine(),
+    }
     table = {case: gpu.make_row(about, case, NOT_REACHED) for case in cases}
     deadline = time.monotonic() + seconds
     lines = list(gpu.measure_cases(out, table, about, deadline, case_seconds, timed_seconds=0.1))
@@ -231,8 +284,11 @@ def test_several_gpus_are_compared_with_one_at_the_same_global_batch():
     for case in cases:
         if case.contender in ("towers", "mirrored") and case.num_devices == 8:
             assert case._replace(contender="fit", num_devices=1) in cases
-    sizes = {(case.batch_size, case.num_devices) for case in cases
-             if case.workload == "cnn" and case.contender == "towers"}
+    sizes = {
+        (case.batch_size, case.num_devices)
+        for case in cases
+        if case.workload == "cnn" and case.contender == "towers"
+    }
     assert sizes == {(128, 1), (1024, 1), (1024, 8), (8192, 1), (8192, 8)}
 
 
@@ -302,7 +358,8 @@ def test_a_complete_run_writes_its_files_and_a_second_run_adds_nothing(tmp_path)
     assert float(fit["many_towers_ratio"]) > 0 and fit["how"] == "no XLA"
     assert 0 < float(transfers["share_of_step"]) and float(transfers["up_mb"]) > 0
     assert {row["devices"].partition(",")[2] for row in rows.values()} == {
-        " small models: no measure of speed"}
+        " small models: no measure of speed"
+    }
     assert json.loads((tmp_path / "machine.json").read_text())["rehearsal"] is True
     before = (tmp_path / "gpu.csv").read_bytes()
     out, _ = start(tmp_path, *flags).communicate(timeout=400)
@@ -344,7 +401,8 @@ def test_ratios_compare_rows_with_the_same_global_batch():
     transfers, one = TOWERS._replace(contender=TRANSFERS), FIT._replace(contender="towers")
     table = {
         TOWERS: {"examples_per_second": 900.0, "ms_per_step": 1024 / 0.9},
-        one: {"examples_per_second": 600.0}, FIT: {"examples_per_second": 300.0},
+        one: {"examples_per_second": 600.0},
+        FIT: {"examples_per_second": 300.0},
         transfers: {"down_ms": 256.0, "up_ms": 128.0},
     }
     assert gpu.compute_ratios(table, FIT) == {"towers_ratio": 2.0, "many_towers_ratio": 3.0}

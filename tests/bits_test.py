@@ -16,12 +16,18 @@ def diverges(model, data):
     return {"loss": tf.reduce_sum(kernel)}
 
 
-@pytest.mark.parametrize("compare", [
-    np.testing.assert_allclose, np.testing.assert_array_equal, assert_close,
-    lambda a, b: assert_same_logs({"loss": a}, {"loss": b}), lambda a, b: bits(a) == bits(b),
-    lambda a, b: bits(keras.Variable(a)) == bits(tf.constant(b)),
-    lambda a, b: fit_alike(lambda: model_with(diverges)),
-])
+@pytest.mark.parametrize(
+    "compare",
+    [
+        np.testing.assert_allclose,
+        np.testing.assert_array_equal,
+        assert_close,
+        lambda a, b: assert_same_logs({"loss": a}, {"loss": b}),
+        lambda a, b: bits(a) == bits(b),
+        lambda a, b: bits(keras.Variable(a)) == bits(tf.constant(b)),
+        lambda a, b: fit_alike(lambda: model_with(diverges)),
+    ],
+)
 def test_no_comparison_finds_nan_equal(compare):
     with pytest.raises(AssertionError, match="not finite"):
         compare([1.0, np.nan], [1.0, np.nan])

@@ -99,23 +99,37 @@ def square_row_error(y, y_pred):
 
 def test_metrics_of_a_step_take_sparse_labels(float64):
     devices, (x, y, _) = towers.tower_devices(2, "cpu"), examples("sparse")
-    step = TowerStep(compiled("sparse"), "sgd", square_error, metrics=[square_error],
-                     devices=devices, jit_compile=False)
+    step = TowerStep(
+        compiled("sparse"),
+        "sgd",
+        square_error,
+        metrics=[square_error],
+        devices=devices,
+        jit_compile=False,
+    )
     logs = step(x, tf.sparse.from_dense(y))
     np.testing.assert_allclose(logs["square_error"], logs["loss"], rtol=1e-6)
 
 
 @pytest.mark.telling("cpu")
 @pytest.mark.parametrize(
-    "name, policy", [("ragged", CPU), ("ragged_output", GPU), ("sparse", GPU)],
+    "name, policy",
+    [("ragged", CPU), ("ragged_output", GPU), ("sparse", GPU)],
     ids=["cpu", "gpu", "sparse"],
 )
 def test_prefetched_shards_and_any_devices_give_the_same_bits(name, policy):
     def trained(num_devices, to_devices):
         model = compiled(name)
         devices = towers.tower_devices(num_devices, "cpu")
-        step = TowerStep(model, "adam", **CASES[name].compile, devices=devices, num_towers=4,
-                         policy=policy, jit_compile=False)
+        step = TowerStep(
+            model,
+            "adam",
+            **CASES[name].compile,
+            devices=devices,
+            num_towers=4,
+            policy=policy,
+            jit_compile=False,
+        )
         batches = [examples(name, count, seed=count) for count in (9, 8, 3)]
         for batch in prefetched(step, batches, to_devices=to_devices):
             step.train_batch(**batch._asdict())
@@ -148,8 +162,13 @@ def test_a_synchronized_tower_takes_ragged_input(float64):
         inputs = keras.Input((None,), dtype="int32", ragged=True)
         model = keras.Model(inputs, L.Dense(3)(Normalized()(L.Embedding(20, 4)(inputs))))
         step = TowerStep(
-            model, "sgd", "mse", devices=towers.tower_devices(num_towers, "cpu"),
-            batch_norm="synchronized", jit_compile=False)
+            model,
+            "sgd",
+            "mse",
+            devices=towers.tower_devices(num_towers, "cpu"),
+            batch_norm="synchronized",
+            jit_compile=False,
+        )
         rng = np.random.default_rng(0)
         lengths = [1, 5, 2, 4, 3, 3, 1, 5, 2, 4]
         x = tf.RaggedTensor.from_row_lengths(rng.integers(0, 20, 30), lengths)

@@ -18,13 +18,22 @@ import pytest
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it at import
 
 _LONG = (  # begun last, the others would be done before it
-    "continued_test", "errors_test", "gradients_test", "interrupted_test", "remote_dir_test",
-    "run_resumed_test", "strategies_test", "train_test", "workers_run_test", "workers_test",
+    "continued_test",
+    "errors_test",
+    "gradients_test",
+    "interrupted_test",
+    "remote_dir_test",
+    "run_resumed_test",
+    "strategies_test",
+    "train_test",
+    "workers_run_test",
+    "workers_test",
 )
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
 
 for ignored, handler in (
-    (signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL),
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
 ):  # of what a script starts with "&" or nohup: processes of tests, too, obey these
     if signal.getsignal(ignored) is signal.SIG_IGN:
         signal.signal(ignored, handler)
@@ -32,6 +41,7 @@ for ignored, handler in (
 
 def _of_finite_values(compare: Callable) -> Callable:
     """Makes a comparison of numpy.testing fail for NaN and infinity, which NumPy finds equal."""
+
     @functools.wraps(compare)
     def compare_finite(actual: Any, desired: Any, *args: Any, **options: Any) -> None:
         __tracebackhide__ = True

@@ -48,11 +48,19 @@ def problem(given):
     return None
 
 
-@pytest.mark.parametrize("given, wrong", [
-    ("-e '.[cuda]'", None), (f"'{NAME}[data,text]'", None), (NAME, None), ("numpy", None),
-    ("'towers[data]'.\",", "another project"), ("numpy towers", "another project"),
-    ("-e '.[gpu]'", "no extra {'gpu'}"), (f"{NAME}[all]", "no extra {'all'}"),
-])
+@pytest.mark.parametrize(
+    "given, wrong",
+    [
+        ("-e '.[cuda]'", None),
+        (f"'{NAME}[data,text]'", None),
+        (NAME, None),
+        ("numpy", None),
+        ("'towers[data]'.\",", "another project"),
+        ("numpy towers", "another project"),
+        ("-e '.[gpu]'", "no extra {'gpu'}"),
+        (f"{NAME}[all]", "no extra {'all'}"),
+    ],
+)
 def test_a_wrong_hint_is_seen(given, wrong):
     found = problem(given)
     assert found is None if wrong is None else wrong in found
@@ -72,8 +80,13 @@ def test_an_installed_command_starts_and_says_its_name(name, tmp_path):
     script = tmp_path / "bin" / name
     script.parent.mkdir(exist_ok=True)
     script.write_text(f"import sys\nfrom {module} import {function}\nsys.exit({function}())\n")
-    done = processes.run(script, "--help", cwd=tmp_path, timeout=100,
-                         environment={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = processes.run(
+        script,
+        "--help",
+        cwd=tmp_path,
+        timeout=100,
+        environment={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
     assert (done.returncode, done.stderr) == (0, "") and name in done.stdout
 
 
@@ -107,6 +120,11 @@ def test_a_script_beside_a_checkout_called_towers_imports_the_package(tmp_path):
         (pth,) = (archive.read(name).decode() for name in archive.namelist() if ".pth" in name)
     script = f"import sys; sys.path.append({pth.strip()!r}); import towers; print(towers.__file__)"
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run([sys.executable, "-S", "-c", script], cwd=tmp_path, env=clean, text=True,
-                          capture_output=True)
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", script],
+        cwd=tmp_path,
+        env=clean,
+        text=True,
+        capture_output=True,
+    )
     assert (done.stdout.strip(), done.stderr) == (str(checkout / "towers/__init__.py"), "")

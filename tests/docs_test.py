@@ -75,8 +75,13 @@ def test_every_command_on_a_page_has_flags_and_values_that_there_are(names, modu
     found = list(commands(names))
     assert found
     script = PARSE.format(module=module)
-    done = subprocess.run([sys.executable, "-c", script, json.dumps(found)], cwd=ROOT,
-                          capture_output=True, text=True, timeout=100)
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(found)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr[-2000:]
 
 
@@ -98,15 +103,21 @@ def run_block(page, index, folder, **changes):
     for old, new in changes.items():
         assert old in script
         script = script.replace(old, new)
-    done = processes.run("-c", script, cwd=folder, timeout=100,
-                         environment={**os.environ, "PYTHONPATH": str(ROOT)})
+    done = processes.run(
+        "-c", script, cwd=folder, timeout=100, environment={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
 
-@pytest.mark.parametrize("page, file", [
-    ("README.md", "mnist.keras"), ("docs/keras.md", "model.keras"), ("docs/first_run.md", "backup"),
-])
+@pytest.mark.parametrize(
+    "page, file",
+    [
+        ("README.md", "mnist.keras"),
+        ("docs/keras.md", "model.keras"),
+        ("docs/first_run.md", "backup"),
+    ],
+)
 def test_the_first_script_of_a_page_runs_as_it_stands(page, file, tmp_path):
     done = run_block(page, 0, tmp_path)
     assert "Warning" not in done.stderr and (tmp_path / file).exists()
@@ -116,8 +127,11 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
     page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
     # machine/environment_test.py compares TensorFlow's own messages with what it prints.
     page = re.sub(r"## Messages of TensorFlow\n.*?(?=\n## )", "", page, flags=re.DOTALL)
-    shown = [message for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
-             for message in re.findall(r"`([^`]+)`", cell)]
+    shown = [
+        message
+        for cell in re.findall(r"^\| (`[^|]*) \|", page, re.MULTILINE)
+        for message in re.findall(r"`([^`]+)`", cell)
+    ]
     assert len(shown) > 30
     sources = [path.read_text(encoding="utf-8") for path in (ROOT / "towers").rglob("*.py")]
     told = re.sub(r"\"\s*f?\"", "", "\n".join(sources))  # joins parts
@@ -136,8 +150,9 @@ def test_the_tutorial_on_a_custom_train_step_runs_and_gives_the_losses_of_keras(
     assert max(differences) < 2e-4
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "examples" / "cluster").glob("*.*")),
-                         ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / "examples" / "cluster").glob("*.*")), ids=lambda path: path.name
+)
 def test_a_page_shows_each_file_for_a_cluster(path):
     shown = f"\n{path.read_text(encoding='utf-8').rstrip()}\n```\n"
     assert any(shown in page.read_text(encoding="utf-8") for page in PAGES)
@@ -148,9 +163,14 @@ def test_the_lesson_on_clusters_ends_with_the_same_weights_each_time(tmp_path):
     script, written = "examples/cluster/digits.py", []
     for words, devices in (([], 1), ([], 2), (["-m", "towers.launch", "--workers=2", "--"], 1)):
         file = tmp_path / f"{len(written)}.npz"
-        done = subprocess.run([sys.executable, *words, script, str(devices), str(file)], cwd=ROOT,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True,
-                              text=True, timeout=300)
+        done = subprocess.run(
+            [sys.executable, *words, script, str(devices), str(file)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
         assert done.returncode == 0, done.stderr[-2000:]
         written.append(file.read_bytes())
     assert written[0] == written[1] == written[2]
@@ -162,8 +182,12 @@ def site(tmp_path_factory):
     pytest.importorskip("mkdocstrings", reason="pip install -e '.[docs]'")
     folder = tmp_path_factory.mktemp("site")
     done = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder], cwd=ROOT,
-        capture_output=True, text=True, timeout=100)
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     return folder
 
@@ -177,7 +201,9 @@ def test_the_site_shows_every_public_name_and_all_flags_with_their_defaults(site
         told = fields.help_of(TrainConfig, field).replace("`", "")
         assert re.search(
             rf"{field.name} \([^()]*default: {re.escape(repr(field.default))} ?\) – "
-            + re.escape(told), shown), field.name
+            + re.escape(told),
+            shown,
+        ), field.name
 
 
 def test_the_site_fetches_nothing_from_elsewhere(site):
@@ -188,10 +214,15 @@ def test_the_site_fetches_nothing_from_elsewhere(site):
         assert loaded and not [part for part in loaded if re.search(r"(?:https?:)?//", part)], page
 
 
-@pytest.mark.parametrize(("words", "page"), [
-    ("checkpoint", "resuming"), ("EarlyStopping", "keras"), ("out of memory", "memory"),
-    ("gradient accumulation", "memory"),
-])
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        ("checkpoint", "resuming"),
+        ("EarlyStopping", "keras"),
+        ("out of memory", "memory"),
+        ("gradient accumulation", "memory"),
+    ],
+)
 def test_the_search_of_a_page_that_is_opened_as_a_file_finds_the_right_page_first(
     site, words, page, tmp_path
 ):
@@ -200,9 +231,20 @@ def test_the_search_of_a_page_that_is_opened_as_a_file_finds_the_right_page_firs
     if shutil.which("chromium") is None:
         pytest.skip("apt-get install chromium")
     done = subprocess.run(
-        ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}",
-         "--virtual-time-budget=20000", "--dump-dom", f"file://{site}/index.html?q={quote(words)}"],
-        capture_output=True, text=True, timeout=100)
+        [
+            "chromium",
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}",
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            f"file://{site}/index.html?q={quote(words)}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     found = re.findall(r'href="([^"?]*)[^"]*" class="md-search-result__link', done.stdout)
     assert found and found[0] == f"file://{site}/{page}.html", found[:5]
 
@@ -219,8 +261,17 @@ def test_the_picture_of_the_terminal_shows_a_run_killed_and_gone_on(tmp_path):
     pytest.importorskip("pyte", reason="pip install -e '.[docs]'")
     train = "--model=mlp --num_gpus=2 --epochs=2 --batch_size=1024 --checkpoint_every=20"
     subprocess.run(
-        [sys.executable, "docs/terminal.py", f"--train={train}", f"--out={tmp_path}/terminal.svg",
-         r"--kill_at=Epoch\s+2/2\s.*\] \d\d/"], cwd=ROOT, check=True, timeout=300)
+        [
+            sys.executable,
+            "docs/terminal.py",
+            f"--train={train}",
+            f"--out={tmp_path}/terminal.svg",
+            r"--kill_at=Epoch\s+2/2\s.*\] \d\d/",
+        ],
+        cwd=ROOT,
+        check=True,
+        timeout=300,
+    )
     picture = (tmp_path / "terminal.svg").read_text(encoding="utf-8")
     shown = html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", picture, flags=re.DOTALL))
     for words in ("--resume=runs/mlp-mnist-001", "Killed", "from step", "Done: 2 epochs"):

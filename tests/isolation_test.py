@@ -62,10 +62,22 @@ def run(directory, **modules):
         (directory / f"{name}_test.py").write_text(text)
     (directory / "pytest.ini").touch()
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n1", "--dist=loadfile", "-rfs",
-         *sorted(directory.glob("*_test.py"))],
-        cwd=directory, env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[1])},
-        capture_output=True, text=True, timeout=200, check=False)
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n1",
+            "--dist=loadfile",
+            "-rfs",
+            *sorted(directory.glob("*_test.py")),
+        ],
+        cwd=directory,
+        env={"PATH": "", "PYTHONPATH": str(Path(__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
     return done.stdout
 
 

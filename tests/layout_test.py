@@ -10,15 +10,39 @@ PACKAGE = ROOT / "towers"
 # The library's folders: each imports itself and those before it. `machine` joins the workers that
 # the environment names before it counts devices.
 LIBRARY = (
-    "workers", "machine", "step", "divide", "resume", "parallel",
+    "workers",
+    "machine",
+    "step",
+    "divide",
+    "resume",
+    "parallel",
 )
 BESIDE = {"workers": ("machine",)}  # further folders that a folder may import
 # The folders and modules of app/, in such an order, too. The library imports none of them.
 APP = (
-    "named", "class_weight", "fields", "machine_fields", "training_fields", "config", "help", "command_line", "continued", "models",
+    "named",
+    "class_weight",
+    "fields",
+    "machine_fields",
+    "training_fields",
+    "config",
+    "help",
+    "command_line",
+    "continued",
+    "models",
     "reading",
-    "datasets", "recipe", "training", "reporting", "loop", "diagnosis", "after_training", "run",
-    "__main__", "child_process", "sweep", "launch",
+    "datasets",
+    "recipe",
+    "training",
+    "reporting",
+    "loop",
+    "diagnosis",
+    "after_training",
+    "run",
+    "__main__",
+    "child_process",
+    "sweep",
+    "launch",
 )
 ENTRY_POINTS = ("__init__", "__main__", "datasets", "models", "launch")  # names and commands
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -73,7 +97,8 @@ def test_the_trunk_imports_no_circle():
     modules = {".".join(p.relative_to(PACKAGE).with_suffix("").parts): p for p in FILES}
     edges = {
         name: {".".join(target[:n]) for target in imported(path) for n in (1, 2, 3)} & set(modules)
-        for name, path in modules.items() if not name.endswith("__init__")
+        for name, path in modules.items()
+        if not name.endswith("__init__")
     }
     graphlib.TopologicalSorter(edges).prepare()  # else it raises CycleError, which names them
 
@@ -120,11 +145,14 @@ def named_for_a_module(test):
     names = ["_".join(words[:n]) for n in range(1, len(words) + 1)]
     folder, _, last = test.rpartition("/")
     return last == f"{folder.rpartition('/')[2]}_test" or any(
-        (PACKAGE / f"{name}.py").exists() for name in names)
+        (PACKAGE / f"{name}.py").exists() for name in names
+    )
 
 
-TESTS = {path.relative_to(ROOT / "tests").with_suffix("").as_posix()
-         for path in (ROOT / "tests").rglob("*_test.py")}
+TESTS = {
+    path.relative_to(ROOT / "tests").with_suffix("").as_posix()
+    for path in (ROOT / "tests").rglob("*_test.py")
+}
 
 
 def test_every_test_file_has_its_module_or_a_reason():
@@ -133,8 +161,12 @@ def test_every_test_file_has_its_module_or_a_reason():
 
 def test_docstrings_name_files_that_exist():
     known = {path.name for path in ROOT.rglob("*.py")}
-    of_others = {"keras/src/backend/tensorflow/nn.py", "keras/src/losses/loss.py",
-                 "examples/mnist_cnn.py", "file.py"}  # Keras' own; and a line of a user's
+    of_others = {
+        "keras/src/backend/tensorflow/nn.py",
+        "keras/src/losses/loss.py",
+        "examples/mnist_cnn.py",
+        "file.py",
+    }  # Keras' own; and a line of a user's
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
@@ -142,8 +174,11 @@ def test_docstrings_name_files_that_exist():
             names = set(re.findall(r"[\w/]+\.py\b", ast.get_docstring(node) or ""))
             is_list = path.name == "__init__.py"  # of the package's own files
             for name in names - of_others:
-                exists = any((folder / name).exists() for folder in (path.parent, ROOT)) if (
-                    is_list) else Path(name).name in known
+                exists = (
+                    any((folder / name).exists() for folder in (path.parent, ROOT))
+                    if (is_list)
+                    else Path(name).name in known
+                )
                 assert exists, f"{path}: {name}"
 
 

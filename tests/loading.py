@@ -46,15 +46,27 @@ def write_pixels(path, pixels):
 
 
 def model(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dropout(0.2),
-        keras.layers.Dense(num_classes, activation="softmax")])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.2),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ]
+    )
 
 
 def config(run_dir, dataset, **values):
     """A run of two epochs."""
-    small = {"model": "tests.loading:model", "num_gpus": 2, "num_towers": 2, "batch_size": 5,
-             "epochs": 2, "run_dir": str(run_dir), "dataset": dataset}
+    small = {
+        "model": "tests.loading:model",
+        "num_gpus": 2,
+        "num_towers": 2,
+        "batch_size": 5,
+        "epochs": 2,
+        "run_dir": str(run_dir),
+        "dataset": dataset,
+    }
     return TrainConfig(**{**small, **values})
 
 

@@ -35,8 +35,12 @@ class Kernel:
     def __init__(self, loop, directory):
         self._loop = loop
         self.client = NotebookClient(
-            nbformat.v4.new_notebook(), allow_errors=True, timeout=60, shutdown_kernel="immediate",
-            resources={"metadata": {"path": str(directory)}})
+            nbformat.v4.new_notebook(),
+            allow_errors=True,
+            timeout=60,
+            shutdown_kernel="immediate",
+            resources={"metadata": {"path": str(directory)}},
+        )
 
     def run(self, source, *interrupts):
         """Runs a cell and returns its outputs; interrupts it once its stdout has each text."""
@@ -162,7 +166,7 @@ towers.train(config, model=parallel, train=(x, y), test=test);
 
 
 def test_an_error_message_of_towers_is_one_line(kernel):
-    (name, text), = errors(kernel.run("towers.logical_cpus(3)"))
+    ((name, text),) = errors(kernel.run("towers.logical_cpus(3)"))
     assert name == "ValueError" and "\n" not in text
     assert text.endswith("(in a notebook: restart the kernel, call it first).")
 

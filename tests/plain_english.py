@@ -16,18 +16,21 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _MOST_WORDS = 30
 _CALLS = {"warn", "text", "count", "number", "choice", "switch"}  # warnings, and fields' help
 
-_RULES = [(re.compile(pattern, re.IGNORECASE), advice) for pattern, advice in (
-    (r"^(of|what|whatever|who|whoever|whose|likewise|those) (?!.*\?)", "begin with a subject"),
-    (r"\bthe ways? out\b", "say 'the fix'"),
-    (r"\b(is|are|was) refused\b|\bwarned of\b", "say who raises an error, or warns"),
-    (r"\b(goes?|going|went) on\b(?! to)", "say 'continue' or 'resume'"),
-    (r"\banew\b", "say 'again'"),
-    (r"\bof (one's|its|their|your) own\b", "say 'custom', or name the owner"),
-    (r"\b(that|those) of\b", "repeat the noun"),
-    (r"\bthe large batch's\b", "say 'the full-batch gradient'"),
-    (r"\bis no (mean|sum|model|part)\b", "say what it is"),
-    (r"\b(nobody|somebody|whoever) (has|knows|asks|reads)\b", "name the subject"),
-)]
+_RULES = [
+    (re.compile(pattern, re.IGNORECASE), advice)
+    for pattern, advice in (
+        (r"^(of|what|whatever|who|whoever|whose|likewise|those) (?!.*\?)", "begin with a subject"),
+        (r"\bthe ways? out\b", "say 'the fix'"),
+        (r"\b(is|are|was) refused\b|\bwarned of\b", "say who raises an error, or warns"),
+        (r"\b(goes?|going|went) on\b(?! to)", "say 'continue' or 'resume'"),
+        (r"\banew\b", "say 'again'"),
+        (r"\bof (one's|its|their|your) own\b", "say 'custom', or name the owner"),
+        (r"\b(that|those) of\b", "repeat the noun"),
+        (r"\bthe large batch's\b", "say 'the full-batch gradient'"),
+        (r"\bis no (mean|sum|model|part)\b", "say what it is"),
+        (r"\b(nobody|somebody|whoever) (has|knows|asks|reads)\b", "name the subject"),
+    )
+]
 
 
 def complaints(sentence: str) -> list[str]:
@@ -56,8 +59,9 @@ def messages(path: Path) -> Iterator[str]:
         match node:
             case ast.Raise(exc=ast.Call(args=arguments)):
                 pass
-            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) \
-                    if name in _CALLS:
+            case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) if (
+                name in _CALLS
+            ):
                 pass
             case _:
                 continue
@@ -65,18 +69,21 @@ def messages(path: Path) -> Iterator[str]:
             if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
                 yield argument.value
             elif isinstance(argument, ast.JoinedStr):
-                yield "".join(p.value if isinstance(p, ast.Constant) else "x"
-                              for p in argument.values)
+                yield "".join(
+                    p.value if isinstance(p, ast.Constant) else "x" for p in argument.values
+                )
 
 
 def faults() -> list[str]:
-    """"FILE: RULE: SENTENCE" of each sentence that breaks a rule."""
+    """ "FILE: RULE: SENTENCE" of each sentence that breaks a rule."""
     texts = [(page, page.read_text(encoding="utf-8")) for page in PAGES]
     texts += [
-        (path, text) for path in sorted((ROOT / "towers").rglob("*.py")) for text in messages(path)]
+        (path, text) for path in sorted((ROOT / "towers").rglob("*.py")) for text in messages(path)
+    ]
     return [
         f"{path.relative_to(ROOT)}: {'; '.join(found)}: {sentence}"
-        for path, text in texts for sentence in sentences(text)
+        for path, text in texts
+        for sentence in sentences(text)
         if (found := complaints(sentence))
     ]
 

@@ -21,25 +21,40 @@ DOORS = [
     for name in ("callback", "data", "keras", "loss", "tensorflow")
 ]
 PUBLIC = {  # by documentation
-    "_asdict", "_fields", "_make", "_replace",  # NamedTuple's: no field can be called so
+    "_asdict",
+    "_fields",
+    "_make",
+    "_replace",  # NamedTuple's: no field can be called so
     "_exit",  # of os
     "_current_frames",  # of sys
     "_r",  # of tf.profiler.experimental.Trace
 }
 # Tests may look into towers, and into these.
 OF_TESTS = {
-    ("tests/divide/tower_step_graphs_test.py", "tensorflow.tsl.profiler.protobuf"):
-        "the kernels that ran: TensorFlow's profiler writes them in this format alone",
-    ("tests/step/small_step.py", "tensorflow.python.eager"):
-        "the graphs after all optimizations, which no part of towers needs",
+    (
+        "tests/divide/tower_step_graphs_test.py",
+        "tensorflow.tsl.profiler.protobuf",
+    ): "the kernels that ran: TensorFlow's profiler writes them in this format alone",
+    (
+        "tests/step/small_step.py",
+        "tensorflow.python.eager",
+    ): "the graphs after all optimizations, which no part of towers needs",
 }
 
 _PRIVATE = re.compile(r"_[^\W_]\w*")
 _INSIDE = re.compile(r"tensorflow\.[\w.]+|keras\.src[\w.]*")  # all that is public is in `tf`
 _INSIDE_ATTRIBUTES = {"python", "tsl", "core", "compiler", "__internal__"}
 _BY_NAME = {  # functions that are told a name
-    "getattr", "setattr", "hasattr", "delattr", "attrgetter", "methodcaller", "get", "pop",
-    "setdefault", "import_module",
+    "getattr",
+    "setattr",
+    "hasattr",
+    "delattr",
+    "attrgetter",
+    "methodcaller",
+    "get",
+    "pop",
+    "setdefault",
+    "import_module",
 }
 
 
@@ -63,15 +78,17 @@ def uses(tree: ast.AST) -> list[Use]:
 
 def _mentioned(node: ast.AST) -> list[str]:
     match node:
-        case ast.Attribute(value=ast.Name(id="tf" | "tensorflow"), attr=name) \
-                if name in _INSIDE_ATTRIBUTES:
+        case ast.Attribute(value=ast.Name(id="tf" | "tensorflow"), attr=name) if (
+            name in _INSIDE_ATTRIBUTES
+        ):
             return [f"tensorflow.{name}"]
         case ast.Attribute(value=ast.Name(id="keras"), attr="src"):
             return ["keras.src"]
         case ast.Attribute(attr=name):
             return [name]
-        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) \
-                if name in _BY_NAME:
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=arguments) if (
+            name in _BY_NAME
+        ):
             return _texts(arguments)
         case ast.Subscript(slice=key):
             return _texts([key])
@@ -123,7 +140,9 @@ def parsed(path: Path) -> ast.Module:
 @functools.cache
 def behind_doors() -> set[str]:
     return {
-        use.name for path in DOORS for use in uses(parsed(path))
+        use.name
+        for path in DOORS
+        for use in uses(parsed(path))
         if use.name not in bound(parsed(path))
     }
 
@@ -132,16 +151,24 @@ def files(patterns: Iterable[str]) -> list[Path]:
     return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 
-@pytest.mark.parametrize("users, known_to_all", [
-    (["towers/**/*.py"], []),
-    (["*.py", "benchmarks/**/*.py", "examples/**/*.py"], ["towers/**/*.py", "benchmarks/**/*.py"]),
-    (["tests/**/*.py"], ["tests/**/*.py"]),  # what a test needs of towers is public
-])
+@pytest.mark.parametrize(
+    "users, known_to_all",
+    [
+        (["towers/**/*.py"], []),
+        (
+            ["*.py", "benchmarks/**/*.py", "examples/**/*.py"],
+            ["towers/**/*.py", "benchmarks/**/*.py"],
+        ),
+        (["tests/**/*.py"], ["tests/**/*.py"]),  # what a test needs of towers is public
+    ],
+)
 def test_what_others_keep_private_goes_into_one_of_the_doors(users, known_to_all):
     own = {name for path in files(known_to_all) for name in bound(parsed(path))}
     found = {
-        (str(path.relative_to(ROOT)), use.line, use.name) for path in files(users)
-        if path not in DOORS for use in refused(parsed(path), own | bound(parsed(path)))
+        (str(path.relative_to(ROOT)), use.line, use.name)
+        for path in files(users)
+        if path not in DOORS
+        for use in refused(parsed(path), own | bound(parsed(path)))
     }
     assert {use for use in found if (use[0], use[2]) not in OF_TESTS} == set()
 
@@ -159,32 +186,35 @@ def test_each_part_has_a_test(door):
     assert [name for name in public if not re.search(rf"\b{name}\b", tests)] == []
 
 
-@pytest.mark.parametrize("text, names", [
-    ("layer._moments", ["_moments"]),
-    ("layer._moments = 3", ["_moments"]),
-    ("self._compile_loss", ["_compile_loss"]),
-    ("super()._compute_loss()", ["_compute_loss"]),
-    ("getattr(layer, '_seed_generators', [])", ["_seed_generators"]),
-    ("layer.__dict__['_moments'] = 3", ["_moments"]),
-    ("f(_secret=3)", ["_secret"]),
-    ("from elsewhere import _secret", ["_secret"]),
-    ("from tensorflow.python.eager import context", ["tensorflow.python.eager"]),
-    ("from tensorflow import python", ["tensorflow.python"]),
-    ("import keras.src.losses", ["keras.src.losses"]),
-    ("from keras import src", ["keras.src"]),
-    ("keras.src.losses.get", ["keras.src"]),
-    ("tf.__internal__.tracking", ["tensorflow.__internal__"]),
-    ("import_module('tensorflow.python')", ["tensorflow.python"]),
-    ("{'_noinline': True}", ["_noinline"]),
-    ("row._replace(a=1)._fields", []),
-    ("def _own(): pass\nmodule._own()", []),
-    ("self._own = 1\nself._own", []),
-    ("class A:\n    _own: int\nmodel._own", []),
-    ("model.__dict__, type(model).__name__", []),
-    ("import tensorflow as tf\ntf.nest.flatten", []),
-    ("import keras\nfrom keras import layers", []),
-    ("'_ and more', '_'", []),
-])
+@pytest.mark.parametrize(
+    "text, names",
+    [
+        ("layer._moments", ["_moments"]),
+        ("layer._moments = 3", ["_moments"]),
+        ("self._compile_loss", ["_compile_loss"]),
+        ("super()._compute_loss()", ["_compute_loss"]),
+        ("getattr(layer, '_seed_generators', [])", ["_seed_generators"]),
+        ("layer.__dict__['_moments'] = 3", ["_moments"]),
+        ("f(_secret=3)", ["_secret"]),
+        ("from elsewhere import _secret", ["_secret"]),
+        ("from tensorflow.python.eager import context", ["tensorflow.python.eager"]),
+        ("from tensorflow import python", ["tensorflow.python"]),
+        ("import keras.src.losses", ["keras.src.losses"]),
+        ("from keras import src", ["keras.src"]),
+        ("keras.src.losses.get", ["keras.src"]),
+        ("tf.__internal__.tracking", ["tensorflow.__internal__"]),
+        ("import_module('tensorflow.python')", ["tensorflow.python"]),
+        ("{'_noinline': True}", ["_noinline"]),
+        ("row._replace(a=1)._fields", []),
+        ("def _own(): pass\nmodule._own()", []),
+        ("self._own = 1\nself._own", []),
+        ("class A:\n    _own: int\nmodel._own", []),
+        ("model.__dict__, type(model).__name__", []),
+        ("import tensorflow as tf\ntf.nest.flatten", []),
+        ("import keras\nfrom keras import layers", []),
+        ("'_ and more', '_'", []),
+    ],
+)
 def test_private_names_of_others_are_found_and_ones_own_are_not(text, names):
     tree = ast.parse(text)
     assert [use.name for use in refused(tree, bound(tree))] == names

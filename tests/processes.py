@@ -73,7 +73,8 @@ class Forked:
         self._said = tempfile.TemporaryDirectory()
         self._paths = [Path(self._said.name, name) for name in ("stdout", "stderr")]
         self._process = _CONTEXT.Process(
-            target=_run, args=([*map(str, arguments)], str(cwd), environment, self._paths))
+            target=_run, args=([*map(str, arguments)], str(cwd), environment, self._paths)
+        )
         for path in self._paths:
             path.touch()
         self._process.start()
@@ -163,10 +164,18 @@ def tf_config(hosts, index):
 
 def start(hosts, index, *arguments, cwd=ROOT, **environment):
     """One worker: python ARGUMENTS, which finds the project's modules."""
-    return Forked(arguments, cwd, {
-        **os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1",
-        "TF_CONFIG": tf_config(hosts, index), "PYTHONPATH": str(ROOT), **environment,
-    })
+    return Forked(
+        arguments,
+        cwd,
+        {
+            **os.environ,
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "PYTHONUNBUFFERED": "1",
+            "TF_CONFIG": tf_config(hosts, index),
+            "PYTHONPATH": str(ROOT),
+            **environment,
+        },
+    )
 
 
 def start_all(count, *arguments, **environment):
@@ -236,6 +245,7 @@ def skip_where_nothing_can_be_mounted(cwd):
 @contextlib.contextmanager
 def soon():
     """A call that blocks fails: the alarm ends it."""
+
     def fail(number, frame):
         raise AssertionError("it blocks")
 

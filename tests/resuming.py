@@ -17,25 +17,37 @@ import numpy as np
 from tests.processes import Forked
 
 ROOT = Path(__file__).parent.parent
-_RUN = ("--num_gpus=2", "--num_towers=4", "--batch_size=16", "--epochs=2", "--device=cpu",
-        "--run_dir=run")
+_RUN = (
+    "--num_gpus=2",
+    "--num_towers=4",
+    "--batch_size=16",
+    "--epochs=2",
+    "--device=cpu",
+    "--run_dir=run",
+)
 FLAGS = ("--model=tests.resuming:model", "--dataset=tests.resuming:data", *_RUN)
 NOTEBOOK = (
-    "--model=notebook_cnn", "--dataset=tests.resuming:digits", "--optimizer=ScheduledAdam", *_RUN)
+    "--model=notebook_cnn",
+    "--dataset=tests.resuming:digits",
+    "--optimizer=ScheduledAdam",
+    *_RUN,
+)
 _TENSORFLOWS = re.compile(r"[IWE]0000 |WARNING: All log messages before|To enable the following")
 RESUME = ("--resume=run", "--trust_run_dir")  # trust, because the run names modules of tests
 STEPS = 8  # of either: two epochs of 50 = 3 x 16 + 2
 
 
 def model(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape),
-        keras.layers.Conv2D(4, 3, activation="relu"),
-        keras.layers.BatchNormalization(),
-        keras.layers.Flatten(),
-        keras.layers.Dropout(0.5),
-        keras.layers.Dense(num_classes, activation="softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            keras.layers.Conv2D(4, 3, activation="relu"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Flatten(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(num_classes, activation="softmax"),
+        ]
+    )
 
 
 def faulty_model(input_shape, num_classes):
@@ -52,8 +64,9 @@ def data():
 
 
 def other_model(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)])
+    return keras.Sequential(
+        [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(num_classes)]
+    )
 
 
 def other_data():
@@ -88,8 +101,14 @@ def start(*flags, cwd, fault="", inside=()):
     """
     command = [*inside, sys.executable, "-m", "tests.resuming", fault, *flags]
     return subprocess.Popen(
-        command, cwd=cwd, env=_environment(), text=True, stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        command,
+        cwd=cwd,
+        env=_environment(),
+        text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
 
 
 def forked(*flags, cwd, fault=""):
@@ -101,7 +120,9 @@ def _environment():
     hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     environment = {k: v for k, v in os.environ.items() if k not in hidden}
     return {
-        **environment, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        **environment,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
 
 
 def train(*flags, cwd, fault="", inside=(), anew=False):
@@ -150,7 +171,11 @@ def outcome(directory):
     final = keras.saving.load_model(directory / "final.keras")
     values = [v.numpy().tobytes() for v in [*final.weights, *final.optimizer.variables]]
     return {
-        "name": path.name, "wrong": wrong, "position": train_state, "rows": rows, "final": values,
+        "name": path.name,
+        "wrong": wrong,
+        "position": train_state,
+        "rows": rows,
+        "final": values,
         "arrays": {k.split("/", 2)[1] + k[:3]: v.tobytes() for k, v in arrays.items()},
     }
 

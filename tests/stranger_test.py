@@ -22,8 +22,16 @@ from towers.app.sweep import table
 from towers.resume import run_dir
 
 ROOT = Path(__file__).parents[1]
-SMALL = ("--model=mlp", "--dataset=synthetic", "--num_gpus=1", "--num_towers=1", "--device=cpu",
-         "--batch_size=8", "--max_steps=1", "--run_dir=run")
+SMALL = (
+    "--model=mlp",
+    "--dataset=synthetic",
+    "--num_gpus=1",
+    "--num_towers=1",
+    "--device=cpu",
+    "--batch_size=8",
+    "--max_steps=1",
+    "--run_dir=run",
+)
 
 
 def train(*flags, cwd):
@@ -91,8 +99,11 @@ def test_a_link_that_would_lead_tensorflow_elsewhere_is_one_error_line(run, tmp_
 
 
 OPENERS = {  # by the file that they open
-    "config.json": [lambda: continued_config("run", {}), lambda: run_dir.create("run", "n", "{}"),
-                    lambda: file_config(Path("run/other.keras"), {})],
+    "config.json": [
+        lambda: continued_config("run", {}),
+        lambda: run_dir.create("run", "n", "{}"),
+        lambda: file_config(Path("run/other.keras"), {}),
+    ],
     "classes.json": [lambda: class_names(Path("run/best.keras"))],
     "best.keras": [lambda: find_file("run", "evaluate")],
     "sweep.csv": [lambda: table.read_table(Path("run/sweep.csv"))],
@@ -107,10 +118,17 @@ def make_sparse(path):
     os.truncate(path, 2**40)
 
 
-@pytest.mark.parametrize("make", [
-    os.mkfifo, make_sparse, lambda path: path.symlink_to("/dev/zero"),
-    lambda path: path.symlink_to("victim"), lambda path: path.symlink_to("."),
-], ids=["pipe", "sparse", "device", "link", "loop"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        os.mkfifo,
+        make_sparse,
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: path.symlink_to("victim"),
+        lambda path: path.symlink_to("."),
+    ],
+    ids=["pipe", "sparse", "device", "link", "loop"],
+)
 @pytest.mark.parametrize("name", OPENERS)
 def test_what_towers_opens_is_a_small_regular_file_or_an_error(name, make, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -142,8 +160,9 @@ def test_no_link_can_wait_for_a_temporary_file(tmp_path):
     """Its name cannot be guessed; a process' number could."""
     names = []
     for _ in range(2):
-        run_dir.write_atomically(tmp_path / "a.json", lambda path: (
-            names.append(path.name), path.write_text("")))
+        run_dir.write_atomically(
+            tmp_path / "a.json", lambda path: (names.append(path.name), path.write_text(""))
+        )
     assert names[0] != names[1] and not any(str(os.getpid()) in n.split(".") for n in names)
 
 
@@ -169,7 +188,8 @@ def test_names_of_images_reach_terminal_and_csv_without_escape_sequences(tmp_pat
     with pytest.raises(ValueError) as caught:
         image_folder.load(str(tmp_path / "photos"))
     code, stdout, stderr = train(
-        "--dataset=image_folder", f"--data_dir={tmp_path / 'photos'}", *SMALL[2:], cwd=tmp_path)
+        "--dataset=image_folder", f"--data_dir={tmp_path / 'photos'}", *SMALL[2:], cwd=tmp_path
+    )
     assert code == 2 and "cannot be decoded" in stderr
     for text in (written, str(caught.value), stdout, stderr):
         assert not {"\x1b", "\x07", "\u202e"} & set(text)
@@ -224,8 +244,7 @@ def test_what_a_run_or_data_name_is_opened_in_one_module():
 
 def test_a_config_that_names_a_command_runs_none(run, tmp_path):
     """The records of the data would be the commands."""
-    values = TrainConfig(
-        model="mlp", dataset="array_record", data_dir="data", features="os:system")
+    values = TrainConfig(model="mlp", dataset="array_record", data_dir="data", features="os:system")
     (run / "config.json").write_text(values.to_json())
     code, stdout, stderr = train("--evaluate=run", cwd=tmp_path)
     assert code == 2 and "its config.json names --features=os:system, whose code" in stderr

@@ -23,7 +23,12 @@ from towers.resume import checkpoints, run_dir
 ROOT = Path(__file__).parent.parent
 TRAIN, SWEEP = ROOT / "train.py", ROOT / "sweep.py"
 FILES = [
-    "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
+    "best.keras",
+    "checkpoints",
+    "config.json",
+    "final.keras",
+    "log.txt",
+    "results.csv",
     "results.png",
 ]
 USERS = """
@@ -72,8 +77,14 @@ def environment(**variables):
 
 def run(*arguments, cwd, **variables):
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=environment(**variables), capture_output=True,
-        text=True, timeout=300, check=False)
+        [sys.executable, *arguments],
+        cwd=cwd,
+        env=environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
 
 
 def rows(path):
@@ -86,8 +97,15 @@ def short(tmp_path_factory):
     """A short run, whose directory several tests look at."""
     cwd = tmp_path_factory.mktemp("short")
     (cwd / "users.py").write_text(USERS)
-    done = run(TRAIN, "--model=users:model", "--max_steps=3", "--num_gpus=2", "--batch_size=128",
-               "--device=cpu", cwd=cwd)
+    done = run(
+        TRAIN,
+        "--model=users:model",
+        "--max_steps=3",
+        "--num_gpus=2",
+        "--batch_size=128",
+        "--device=cpu",
+        cwd=cwd,
+    )
     return done, cwd / "runs" / "users_model-mnist-001"
 
 
@@ -95,27 +113,40 @@ def matrix(*values):
     return pytest.param(*values, marks=pytest.mark.matrix)
 
 
-@pytest.mark.parametrize("script, flags, variables, message", [
-    matrix(TRAIN, "--num_gpus=0", {}, "--num_gpus (0) must be a whole number from 1 to 1024."),
-    (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: it must be an integer"),
-    (TRAIN, "--num_gpu=2", {}, "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
-    (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
-    (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),
-    matrix(TRAIN, "--devices --evaluate=x", {}, "--devices and --evaluate: give only one of them."),
-    matrix(TRAIN, "--evaluate=x.keras", {}, "--evaluate (x.keras) is neither a .keras fi"),
-    (TRAIN, "--plan true", {}, "'true' is not a flag."),
-    (TRAIN, "--flagfile=missing.flags", {}, "missing.flags"),
-    (TRAIN, "", {"KERAS_BACKEND": "jax"}, "Set it with: export KERAS_BACKEND=tensorflow"),
-    matrix(TRAIN, "", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON of the form"),
-    matrix(TRAIN, "--device=gpu", {"CUDA_VISIBLE_DEVICES": ""},  # TensorFlow has started
-           "--device=gpu: TensorFlow sees no GPU on this machine."),
-    matrix(TRAIN, "--logical_gpus=8", {"CUDA_VISIBLE_DEVICES": ""},
-           "--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave"),
-    matrix(SWEEP, "--batch_sizes=", {}, "--batch_sizes () must be a list of different"),
-    (SWEEP, "--batch_size=64", {}, "flag 'batch_size'. Did you mean: batch_sizes"),
-    matrix(SWEEP, "--epochs=0", {}, "flag --epochs=0: 0 is not a positive integer"),
-    matrix(SWEEP, "--out_dir=file/out", {}, "--out_dir (file/out) cannot be used: "),
-])
+@pytest.mark.parametrize(
+    "script, flags, variables, message",
+    [
+        matrix(TRAIN, "--num_gpus=0", {}, "--num_gpus (0) must be a whole number from 1 to 1024."),
+        (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: it must be an integer"),
+        (TRAIN, "--num_gpu=2", {}, "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
+        (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
+        (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),
+        matrix(
+            TRAIN, "--devices --evaluate=x", {}, "--devices and --evaluate: give only one of them."
+        ),
+        matrix(TRAIN, "--evaluate=x.keras", {}, "--evaluate (x.keras) is neither a .keras fi"),
+        (TRAIN, "--plan true", {}, "'true' is not a flag."),
+        (TRAIN, "--flagfile=missing.flags", {}, "missing.flags"),
+        (TRAIN, "", {"KERAS_BACKEND": "jax"}, "Set it with: export KERAS_BACKEND=tensorflow"),
+        matrix(TRAIN, "", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON of the form"),
+        matrix(
+            TRAIN,
+            "--device=gpu",
+            {"CUDA_VISIBLE_DEVICES": ""},  # TensorFlow has started
+            "--device=gpu: TensorFlow sees no GPU on this machine.",
+        ),
+        matrix(
+            TRAIN,
+            "--logical_gpus=8",
+            {"CUDA_VISIBLE_DEVICES": ""},
+            "--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave",
+        ),
+        matrix(SWEEP, "--batch_sizes=", {}, "--batch_sizes () must be a list of different"),
+        (SWEEP, "--batch_size=64", {}, "flag 'batch_size'. Did you mean: batch_sizes"),
+        matrix(SWEEP, "--epochs=0", {}, "flag --epochs=0: 0 is not a positive integer"),
+        matrix(SWEEP, "--out_dir=file/out", {}, "--out_dir (file/out) cannot be used: "),
+    ],
+)
 def test_a_mistake_is_one_line_and_exit_code_2(script, flags, variables, message, tmp_path):
     (tmp_path / "file").touch()
     done = run(script, *flags.split(), cwd=tmp_path, **variables)
@@ -160,8 +191,15 @@ def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_it
         f"print(keras.saving.load_model({str(short[1] / 'final.keras')!r}).count_params())"
     )
     assert run("-c", code, cwd=cwd).stdout == "7850\n"
-    done = run(TRAIN, f"--evaluate={short[1]}", "--trust_run_dir", "--num_gpus=2", "--device=cpu",
-               "--epochs=3", cwd=cwd)
+    done = run(
+        TRAIN,
+        f"--evaluate={short[1]}",
+        "--trust_run_dir",
+        "--num_gpus=2",
+        "--device=cpu",
+        "--epochs=3",
+        cwd=cwd,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     (row,) = rows(short[1] / "results.csv")
     first, *_, last = done.stdout.splitlines()
@@ -171,11 +209,17 @@ def test_a_trained_model_loads_without_towers_and_is_evaluated_on_the_data_of_it
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("flag, line, traceback", [
-    ("--model=users:build", "users.py:6: no model today", "is shown with --verbosity=1"),
-    ("--callbacks=users:callbacks", "users.py:10: invalid literal for int() with base 10: 'one'",
-     "stands in runs/cnn-mnist-001/log.txt"),
-])
+@pytest.mark.parametrize(
+    "flag, line, traceback",
+    [
+        ("--model=users:build", "users.py:6: no model today", "is shown with --verbosity=1"),
+        (
+            "--callbacks=users:callbacks",
+            "users.py:10: invalid literal for int() with base 10: 'one'",
+            "stands in runs/cnn-mnist-001/log.txt",
+        ),
+    ],
+)
 def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, users, tmp_path):
     done = run(TRAIN, flag, "--max_steps=2", "--num_gpus=2", "--device=cpu", cwd=tmp_path)
     assert done.returncode == 2
@@ -183,21 +227,35 @@ def test_a_value_error_of_the_users_code_names_its_line(flag, line, traceback, u
     logs = list(tmp_path.glob("runs/*/log.txt"))
     assert len(logs) == ("log.txt" in traceback)
     for log in logs:
-        assert "in on_train_batch_end\n    int(\"one\")" in log.read_text()
+        assert 'in on_train_batch_end\n    int("one")' in log.read_text()
 
 
 @pytest.mark.matrix
 def test_what_towers_warn_of_stands_on_the_terminal(users, tmp_path):
-    done = run(TRAIN, "--model=users:mixing_model", "--max_steps=1", "--num_gpus=2",
-               "--device=cpu", cwd=tmp_path)
+    done = run(
+        TRAIN,
+        "--model=users:mixing_model",
+        "--max_steps=1",
+        "--num_gpus=2",
+        "--device=cpu",
+        cwd=tmp_path,
+    )
     warned = [line for line in done.stdout.splitlines() if line.startswith("Warning")]
     assert any("users.py:17" in line and "towers.gather" in line for line in warned)
 
 
 def test_a_sweep_writes_a_table_a_picture_and_its_runs(users, tmp_path):
     done = processes.run(
-        SWEEP, "--models=users:model", "--dataset=users:data", "--batch_sizes=32",
-        "--max_steps=3", "--gpu_counts=3", "--device=cpu", "--out_dir=out", cwd=tmp_path)
+        SWEEP,
+        "--models=users:model",
+        "--dataset=users:data",
+        "--batch_sizes=32",
+        "--max_steps=3",
+        "--gpu_counts=3",
+        "--device=cpu",
+        "--out_dir=out",
+        cwd=tmp_path,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     out = tmp_path / "out"
     assert sorted(os.listdir(out)) == ["cells", "sweep.csv", "sweep.json", "sweep.png"]
@@ -206,7 +264,11 @@ def test_a_sweep_writes_a_table_a_picture_and_its_runs(users, tmp_path):
 
     (row,) = rows(out / "sweep.csv")
     assert [row[name] for name in ("num_gpus", "per_tower_batch", "num_towers", "epochs")] == [
-        "3", "11", "3", "1"]
+        "3",
+        "11",
+        "3",
+        "1",
+    ]
     (result,) = rows(cell / "results.csv")
     assert {result[n] == row[n] for n in ("accuracy", "val_accuracy", "seconds")} == {True}
 
@@ -255,7 +317,8 @@ def test_a_run_survives_a_full_disk_and_resumes_from_an_older_checkpoint(mount, 
     fault = "step == 5 and os.system('cat /dev/zero > filler 2> /dev/null')"
     flags = [*FLAGS, "--checkpoint_every=2"]
     code, stdout, stderr = train(
-        *flags, cwd=tmp_path, fault=fault, inside=(*NAMESPACE, SMALL_DISK, "sh"))
+        *flags, cwd=tmp_path, fault=fault, inside=(*NAMESPACE, SMALL_DISK, "sh")
+    )
     assert code == 5 and stderr.startswith("error: run/final.keras cannot be written (No space ")
     assert stderr.endswith("continue the run: python train.py --resume=run --trust_run_dir.\n")
     for path in ("checkpoints/epoch-1-step-6", "results.csv"):
@@ -280,12 +343,21 @@ class Harm(keras.callbacks.Callback):
 
 
 @pytest.mark.telling("best*")
-@pytest.mark.parametrize("name, error, models", [
-    (run_dir.FINAL, "run/final.keras cannot be written .*what it held before is intact",
-     "final.keras is not written, best.keras holds the weights of epoch 1, the best by loss"),
-    (run_dir.BEST, "run/best.keras does not hold the weights of the best epoch",
-     "final.keras holds the weights after 2 epochs"),
-])
+@pytest.mark.parametrize(
+    "name, error, models",
+    [
+        (
+            run_dir.FINAL,
+            "run/final.keras cannot be written .*what it held before is intact",
+            "final.keras is not written, best.keras holds the weights of epoch 1, the best by loss",
+        ),
+        (
+            run_dir.BEST,
+            "run/best.keras does not hold the weights of the best epoch",
+            "final.keras holds the weights after 2 epochs",
+        ),
+    ],
+)
 def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_it(
     name, error, models, tmp_path, monkeypatch, capsys
 ):
@@ -310,12 +382,14 @@ def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_
 
 def greedy_model(input_shape, num_classes):
     """Asks for more than 2^56 bytes an example: more than an address can name."""
+
     class Greedy(keras.layers.Layer):
         def call(self, x):
             return x + tf.reduce_max(tf.tile(tf.stop_gradient(x), [1, 2**54]))
 
-    return keras.Sequential([
-        keras.Input(input_shape), Greedy(), keras.layers.Dense(num_classes, activation="softmax")])
+    return keras.Sequential(
+        [keras.Input(input_shape), Greedy(), keras.layers.Dense(num_classes, activation="softmax")]
+    )
 
 
 @pytest.mark.matrix
@@ -326,11 +400,19 @@ def test_too_little_memory_names_the_per_tower_batch(num_gpus, tmp_path):
     On two devices it often reports the cancelled transfer instead; its messages in the log tell.
     """
     code, stdout, stderr = train(
-        "--model=tests.train_test:greedy_model", "--dataset=tests.app.run_test:small_data",
-        f"--num_gpus={num_gpus}", "--num_towers=2", "--batch_size=16", "--device=cpu",
-        "--run_dir=run", cwd=tmp_path, anew=True)
+        "--model=tests.train_test:greedy_model",
+        "--dataset=tests.app.run_test:small_data",
+        f"--num_gpus={num_gpus}",
+        "--num_towers=2",
+        "--batch_size=16",
+        "--device=cpu",
+        "--run_dir=run",
+        cwd=tmp_path,
+        anew=True,
+    )
     assert code == 2, stdout + stderr
     assert "error: a device has too little memory for 8 examples a tower" in stderr
     assert "smaller --batch_size than 16" in stderr and "--num_towers=4" in stderr
     assert [path.name for path in checkpoints.find(tmp_path / "run" / "checkpoints")] == [
-        "epoch-0-step-0"]
+        "epoch-0-step-0"
+    ]

@@ -12,7 +12,11 @@ import pytest
 from tests import processes as workers
 from tests import resuming
 from tests.processes import (
-    NAMESPACE, SMALL_DISK, children, has_ended, skip_where_nothing_can_be_mounted,
+    NAMESPACE,
+    SMALL_DISK,
+    children,
+    has_ended,
+    skip_where_nothing_can_be_mounted,
 )
 from towers.app.after_training.model_files import file_config
 from towers.app.after_training.predicting import predict_file
@@ -20,16 +24,22 @@ from towers.app.reporting.report import Report
 from towers.workers.cluster import LOST_WORKER
 
 FLAGS = (
-    "--model=tests.resuming:faulty_model", "--dataset=tests.resuming:data", "--num_towers=4",
-    "--num_gpus=2", "--batch_size=8", "--epochs=2", "--checkpoint_every=1",
+    "--model=tests.resuming:faulty_model",
+    "--dataset=tests.resuming:data",
+    "--num_towers=4",
+    "--num_gpus=2",
+    "--batch_size=8",
+    "--epochs=2",
+    "--checkpoint_every=1",
 )  # 7 steps an epoch: 50 = 6 x 8 + 2
 TRUST = "--trust_run_dir"  # because the run names modules of tests
 
 
 def train(count, run_dir, *flags, **environment):
     """All workers of a run, started."""
-    return workers.start_all(count, "train.py", f"--run_dir={run_dir}", *FLAGS, *flags,
-                             **environment)
+    return workers.start_all(
+        count, "train.py", f"--run_dir={run_dir}", *FLAGS, *flags, **environment
+    )
 
 
 def resume(count, run_dir, **environment):
@@ -87,9 +97,14 @@ def _alone(run_alone):
 
 @pytest.mark.telling("3-0-1")
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("step, lost, count", [
-    (3, 0, 1), (3, 0, 3), *((step, 1, 2) for step in range(1, 8)),
-])
+@pytest.mark.parametrize(
+    "step, lost, count",
+    [
+        (3, 0, 1),
+        (3, 0, 3),
+        *((step, 1, 2) for step in range(1, 8)),
+    ],
+)
 def test_a_run_that_lost_a_worker_and_got_a_signal_resumes_on_any_number_to_the_same_bits(
     step, lost, count, alone, tmp_path
 ):
@@ -155,14 +170,20 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     full = "step == 5 and os.system('cat /dev/zero > filler 2> /dev/null')"
     inside = ("env", f"TF_CONFIG={workers.tf_config(hosts, 0)}", *NAMESPACE, SMALL_DISK, "sh")
     flags = ("--run_dir=run", *FLAGS[:-1], "--checkpoint_every=2")
-    (code, said, _), (other, _, errors) = workers.finish([
-        resuming.start(*flags, cwd=tmp_path, fault=full, inside=inside),
-        workers.start(hosts, 1, workers.ROOT / "train.py", *flags, cwd=tmp_path / "other")])
+    (code, said, _), (other, _, errors) = workers.finish(
+        [
+            resuming.start(*flags, cwd=tmp_path, fault=full, inside=inside),
+            workers.start(hosts, 1, workers.ROOT / "train.py", *flags, cwd=tmp_path / "other"),
+        ]
+    )
     assert (code, other, errors) == (5, 0, "")
     assert "results.csv cannot be written (No space left on device); " in said
-    finish([
-        workers.start(hosts, i, workers.ROOT / "train.py", "--resume=run", TRUST, cwd=cwd)
-        for i, cwd in enumerate([tmp_path, tmp_path / "other"])])
+    finish(
+        [
+            workers.start(hosts, i, workers.ROOT / "train.py", "--resume=run", TRUST, cwd=cwd)
+            for i, cwd in enumerate([tmp_path, tmp_path / "other"])
+        ]
+    )
     assert bits(tmp_path / "run") == alone
 
 
@@ -172,23 +193,36 @@ OTHER_VERSION = (
 )
 
 
-@pytest.mark.parametrize("command, flags, differ", [
-    (["train.py"],
-     ["--model=tests.resuming:other_model", "--dataset=tests.resuming:other_data",
-      "--batch_size=16"],
-     ["--model (tests.resuming:other_model, the chief's is tests.resuming:faulty_model)",
-      "--dataset (tests.resuming:other_data, the chief's is tests.resuming:data)",
-      "--batch_size (16, the chief's is 8)"]),
-    (["train.py"], ["--seed=3"], ["--seed (3, the chief's is 0)"]),
-    (OTHER_VERSION, [], ["towers' version (9, the chief's is "]),
-], ids=["flags", "seed", "version"])
+@pytest.mark.parametrize(
+    "command, flags, differ",
+    [
+        (
+            ["train.py"],
+            [
+                "--model=tests.resuming:other_model",
+                "--dataset=tests.resuming:other_data",
+                "--batch_size=16",
+            ],
+            [
+                "--model (tests.resuming:other_model, the chief's is tests.resuming:faulty_model)",
+                "--dataset (tests.resuming:other_data, the chief's is tests.resuming:data)",
+                "--batch_size (16, the chief's is 8)",
+            ],
+        ),
+        (["train.py"], ["--seed=3"], ["--seed (3, the chief's is 0)"]),
+        (OTHER_VERSION, [], ["towers' version (9, the chief's is "]),
+    ],
+    ids=["flags", "seed", "version"],
+)
 @pytest.mark.telling("flags")  # workers_test has another version
 def test_a_worker_with_other_settings_is_an_error(command, flags, differ, tmp_path):
     hosts, run_dir = workers.addresses(2), f"--run_dir={tmp_path / 'run'}"
-    for code, _, errors in workers.finish([
-        workers.start(hosts, 0, "train.py", run_dir, *FLAGS),
-        workers.start(hosts, 1, *command, run_dir, *FLAGS, *flags),
-    ]):
+    for code, _, errors in workers.finish(
+        [
+            workers.start(hosts, 0, "train.py", run_dir, *FLAGS),
+            workers.start(hosts, 1, *command, run_dir, *FLAGS, *flags),
+        ]
+    ):
         assert (code, errors.count("\n")) == (2, 1), errors
         assert "error: worker 1 (127.0.0.1:" in errors
         assert all(said in errors for said in differ), errors
@@ -213,8 +247,9 @@ def test_workers_evaluate_predict_and_export_what_one_process_does(run_alone, tm
     file, alone, theirs = run_alone / "best.keras", tmp_path / "1.npz", tmp_path / "2.npz"
     config = file_config(file, {"trust_run_dir": True})
     predict_file(config, file, str(alone), Report(io.StringIO()))
-    (_, stdout, _), (_, other, _) = finish(workers.start_all(
-        2, "-c", PREDICT_AND_EVALUATE, file, theirs, tmp_path / "served"))
+    (_, stdout, _), (_, other, _) = finish(
+        workers.start_all(2, "-c", PREDICT_AND_EVALUATE, file, theirs, tmp_path / "served")
+    )
     assert alone.read_bytes() == theirs.read_bytes()
     with open(run_alone / "results.csv", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
@@ -228,8 +263,19 @@ def test_workers_evaluate_predict_and_export_what_one_process_does(run_alone, tm
 def launch(run_dir, hold, *flags):
     """The launcher of three workers, who stand where they are to be held; and their processes."""
     launcher = workers.start(
-        [""], 0, "-m", "towers.app.launch", "--workers=3", "--", "train.py", f"--run_dir={run_dir}",
-        *FLAGS, *flags, TF_CONFIG="", **hold.fault)
+        [""],
+        0,
+        "-m",
+        "towers.app.launch",
+        "--workers=3",
+        "--",
+        "train.py",
+        f"--run_dir={run_dir}",
+        *FLAGS,
+        *flags,
+        TF_CONFIG="",
+        **hold.fault,
+    )
     hold.wait_for(3)
     started = children(launcher.pid)
     assert len(started) == 3

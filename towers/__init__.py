@@ -26,22 +26,44 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "HangTimeout": "towers.parallel.fit_options", "NoiseScale": "towers.parallel.fit_options",
-    "Resume": "towers.resume.resume", "TowerStep": "towers.divide.tower_step",
-    "TrainConfig": "towers.app.config", "datasets": "towers.datasets",
-    "digest": "towers.step.state", "gather": "towers.step.gathering",
-    "join_workers": "towers.workers.workers", "logical_cpus": "towers.machine.logical",
-    "logical_gpus": "towers.machine.logical", "make_parallel": "towers.parallel.parallel_model",
-    "models": "towers.models", "prefetched": "towers.step.prefetch",
+    "HangTimeout": "towers.parallel.fit_options",
+    "NoiseScale": "towers.parallel.fit_options",
+    "Resume": "towers.resume.resume",
+    "TowerStep": "towers.divide.tower_step",
+    "TrainConfig": "towers.app.config",
+    "datasets": "towers.datasets",
+    "digest": "towers.step.state",
+    "gather": "towers.step.gathering",
+    "join_workers": "towers.workers.workers",
+    "logical_cpus": "towers.machine.logical",
+    "logical_gpus": "towers.machine.logical",
+    "make_parallel": "towers.parallel.parallel_model",
+    "models": "towers.models",
+    "prefetched": "towers.step.prefetch",
     "ran_once": "towers.parallel.model_steps",
-    "tower_devices": "towers.machine.devices", "train": "towers.app.run",
+    "tower_devices": "towers.machine.devices",
+    "train": "towers.app.run",
 }
 _WITHOUT_TENSORFLOW = ("TrainConfig",)
 
 __all__ = [
-    "HangTimeout", "NoiseScale", "Resume", "TowerStep", "TrainConfig", "datasets", "digest",
-    "gather", "join_workers", "logical_cpus", "logical_gpus", "make_parallel", "models",
-    "prefetched", "ran_once", "tower_devices", "train",
+    "HangTimeout",
+    "NoiseScale",
+    "Resume",
+    "TowerStep",
+    "TrainConfig",
+    "datasets",
+    "digest",
+    "gather",
+    "join_workers",
+    "logical_cpus",
+    "logical_gpus",
+    "make_parallel",
+    "models",
+    "prefetched",
+    "ran_once",
+    "tower_devices",
+    "train",
 ]
 
 

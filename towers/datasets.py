@@ -2,10 +2,32 @@
 
 from towers.app import datasets as _datasets
 from towers.app.datasets import (
-    Dataset, NAMES, check_arrays, cifar10, fashion_mnist, image_folder, load, mnist, music, npz,
-    num_examples, synthetic,
+    Dataset,
+    NAMES,
+    check_arrays,
+    cifar10,
+    fashion_mnist,
+    image_folder,
+    load,
+    mnist,
+    music,
+    npz,
+    num_examples,
+    synthetic,
 )
 
-__all__ = ["NAMES", "Dataset", "check_arrays", "cifar10", "fashion_mnist", "image_folder", "load",
-           "mnist", "music", "npz", "num_examples", "synthetic"]
+__all__ = [
+    "NAMES",
+    "Dataset",
+    "check_arrays",
+    "cifar10",
+    "fashion_mnist",
+    "image_folder",
+    "load",
+    "mnist",
+    "music",
+    "npz",
+    "num_examples",
+    "synthetic",
+]
 __path__ = _datasets.__path__  # so that towers.datasets.mnist can be imported

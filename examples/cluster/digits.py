@@ -25,22 +25,25 @@ if tf.config.list_physical_devices("GPU"):
 else:
     towers.logical_cpus(devices, num_towers=TOWERS)
 
-model = keras.Sequential([
-    keras.Input((28, 28, 1)),
-    keras.layers.Conv2D(16, 3, activation="relu"),
-    keras.layers.MaxPooling2D(),
-    keras.layers.Flatten(),
-    keras.layers.Dropout(0.3),
-    keras.layers.Dense(10, activation="softmax"),
-])
-parallel = towers.make_parallel(model, devices, num_towers=TOWERS)
-parallel.compile(
-    "adam", "sparse_categorical_crossentropy", metrics=["accuracy"]
+model = keras.Sequential(
+    [
+        keras.Input((28, 28, 1)),
+        keras.layers.Conv2D(16, 3, activation="relu"),
+        keras.layers.MaxPooling2D(),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.3),
+        keras.layers.Dense(10, activation="softmax"),
+    ]
 )
+parallel = towers.make_parallel(model, devices, num_towers=TOWERS)
+parallel.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
 
 images, labels = mnist.load().train
 parallel.fit(
-    images[:10_000], labels[:10_000], batch_size=128, epochs=2,
+    images[:10_000],
+    labels[:10_000],
+    batch_size=128,
+    epochs=2,
     verbose=2 if worker.is_chief else 0,
 )
 if worker.is_chief:

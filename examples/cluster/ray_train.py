@@ -13,7 +13,9 @@ def train(flags):
 TensorflowTrainer(
     train,
     train_loop_config={
-        "run_dir": "/shared/runs/mnist", "num_towers": 8, "batch_size": 1024,
+        "run_dir": "/shared/runs/mnist",
+        "num_towers": 8,
+        "batch_size": 1024,
     },
     scaling_config=ScalingConfig(num_workers=4, use_gpu=True),
     run_config=RunConfig(failure_config=FailureConfig(max_failures=3)),

@@ -26,14 +26,17 @@ def load(examples: int) -> tuple[Any, Any]:
 def make_model(learning_rate: float = 0.001, units: int = 64) -> keras.Model:
     """Returns a compiled model: digits float32 [N, 28, 28, 1] -> probabilities [N, 10]."""
     keras.utils.set_random_seed(0)  # for the initial weights; towers.train seeds the rest
-    network = keras.Sequential([
-        keras.Input((28, 28, 1)),
-        keras.layers.Flatten(),
-        keras.layers.Dense(units, activation="relu"),
-        keras.layers.Dense(10, activation="softmax"),
-    ])
+    network = keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(units, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
     network.compile(
-        keras.optimizers.Adam(learning_rate), "sparse_categorical_crossentropy",
+        keras.optimizers.Adam(learning_rate),
+        "sparse_categorical_crossentropy",
         metrics=["accuracy"],
     )
     return network

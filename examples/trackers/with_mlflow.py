@@ -22,7 +22,11 @@ def main(epochs: int = 3, examples: int = 6000, store: str = "sqlite:///mlflow.d
     parallel = towers.make_parallel(digits.make_model(), digits.DEVICES)
     with mlflow.start_run(run_name="fit"):
         parallel.fit(
-            *train, batch_size=digits.GLOBAL_BATCH, epochs=epochs, validation_data=test, verbose=2,
+            *train,
+            batch_size=digits.GLOBAL_BATCH,
+            epochs=epochs,
+            validation_data=test,
+            verbose=2,
             callbacks=[MlflowCallback()],
         )
     config = digits.make_config(epochs=epochs)

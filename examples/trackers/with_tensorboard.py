@@ -1,7 +1,7 @@
 """Logs `fit` and a run of `towers.train` to TensorBoard, with Keras' own callback.
 
-    python -m examples.trackers.with_tensorboard
-    tensorboard --logdir=logs
+python -m examples.trackers.with_tensorboard
+tensorboard --logdir=logs
 """
 
 from pathlib import Path
@@ -17,14 +17,20 @@ def main(epochs: int = 3, examples: int = 6000, directory: str = "logs") -> dict
     train, test = digits.load(examples)
     parallel = towers.make_parallel(digits.make_model(), digits.DEVICES)
     parallel.fit(
-        *train, batch_size=digits.GLOBAL_BATCH, epochs=epochs, validation_data=test, verbose=2,
+        *train,
+        batch_size=digits.GLOBAL_BATCH,
+        epochs=epochs,
+        validation_data=test,
+        verbose=2,
         callbacks=[keras.callbacks.TensorBoard(Path(directory, "fit"))],
     )
     # tensorboard=True adds another log, with the speed and histograms.
     return towers.train(
         digits.make_config(epochs=epochs, run_dir=str(Path(directory, "run")), tensorboard=True),
         [keras.callbacks.TensorBoard(Path(directory, "train"))],
-        model=digits.make_model(), train=train, test=test,
+        model=digits.make_model(),
+        train=train,
+        test=test,
     )
 
 

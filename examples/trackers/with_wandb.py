@@ -20,13 +20,18 @@ def main(epochs: int = 3, examples: int = 6000) -> None:
     parallel = towers.make_parallel(digits.make_model(), digits.DEVICES)
     with wandb.init(project="digits", name="fit"):
         parallel.fit(
-            *train, batch_size=digits.GLOBAL_BATCH, epochs=epochs, validation_data=test, verbose=2,
+            *train,
+            batch_size=digits.GLOBAL_BATCH,
+            epochs=epochs,
+            validation_data=test,
+            verbose=2,
             callbacks=[WandbMetricsLogger()],
         )
     config = digits.make_config(epochs=epochs)
     with wandb.init(project="digits", name="train", config=digits.changed_fields(config)):
         towers.train(
-            config, [WandbMetricsLogger()], model=digits.make_model(), train=train, test=test)
+            config, [WandbMetricsLogger()], model=digits.make_model(), train=train, test=test
+        )
 
 
 if __name__ == "__main__":

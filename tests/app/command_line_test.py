@@ -48,13 +48,24 @@ def defined(monkeypatch):
         delattr(flags.FLAGS, field.name)
 
 
-@pytest.mark.parametrize(("name", "values", "wrong"), [
-    ("num_a", {"--num_a=8": 8, "--num_a=-1": -1}, "--num_a=2.5"),
-    ("num_b", {"--num_b=8": 8.0, "--num_b=auto": "auto"}, "--num_b=often"),
-    ("checks_c", {"--checks_c": True, "--nochecks_c": False, "--checks_c=false": False,
-                  "--checks_c=warn": "warn"}, "--checks_c=perhaps"),
-    ("kind_d", {"--kind_d=y": "y", "--kind_d=slow": "slow"}, "--kind_d=z"),
-])
+@pytest.mark.parametrize(
+    ("name", "values", "wrong"),
+    [
+        ("num_a", {"--num_a=8": 8, "--num_a=-1": -1}, "--num_a=2.5"),
+        ("num_b", {"--num_b=8": 8.0, "--num_b=auto": "auto"}, "--num_b=often"),
+        (
+            "checks_c",
+            {
+                "--checks_c": True,
+                "--nochecks_c": False,
+                "--checks_c=false": False,
+                "--checks_c=warn": "warn",
+            },
+            "--checks_c=perhaps",
+        ),
+        ("kind_d", {"--kind_d=y": "y", "--kind_d=slow": "slow"}, "--kind_d=z"),
+    ],
+)
 def test_a_field_is_a_flag_of_its_kind_or_word(name, values, wrong, defined):
     for argument, value in values.items():
         flags.FLAGS(["command", argument])
@@ -71,15 +82,22 @@ def test_a_refused_choice_is_explained():
         fields.declared(kind).check("kind_d", "slow")
 
 
-@pytest.mark.parametrize(("text", "expected"), [
-    ("num_a (8) is more than this machine has. Use num_a=2, or num_a=2 num_b=8.",
-     "--num_a (8) is more than this machine has. Use --num_a=2, or --num_a=2 --num_b=8."),
-    ("--num_a (0) must be at least 1.", "--num_a (0) must be at least 1."),
-    ("my.num_a=2 and max_num_a (3), num_a alone", "my.num_a=2 and max_num_a (3), num_a alone"),
-    ("python train.py --resume=num_a=2 of runs/num_a=2 (num_a=2)",
-     "python train.py --resume=num_a=2 of runs/num_a=2 (num_a=2)"),
-    ("`num_a`, or a larger `num_b`; `other`", "--num_a, or a larger --num_b; `other`"),
-])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "num_a (8) is more than this machine has. Use num_a=2, or num_a=2 num_b=8.",
+            "--num_a (8) is more than this machine has. Use --num_a=2, or --num_a=2 --num_b=8.",
+        ),
+        ("--num_a (0) must be at least 1.", "--num_a (0) must be at least 1."),
+        ("my.num_a=2 and max_num_a (3), num_a alone", "my.num_a=2 and max_num_a (3), num_a alone"),
+        (
+            "python train.py --resume=num_a=2 of runs/num_a=2 (num_a=2)",
+            "python train.py --resume=num_a=2 of runs/num_a=2 (num_a=2)",
+        ),
+        ("`num_a`, or a larger `num_b`; `other`", "--num_a, or a larger --num_b; `other`"),
+    ],
+)
 def test_a_librarys_argument_becomes_a_flag_where_it_has_a_value_or_backquotes(
     text, expected, defined
 ):
@@ -100,12 +118,15 @@ def test_the_librarys_errors_speak_of_arguments_not_of_flags():
     assert wrong == []
 
 
-@pytest.mark.parametrize("error, code, stderr", [
-    (ValueError("--x (3) must\n   be 2."), 2, "error: --x (3) must be 2.\n"),
-    (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"),
-    (signal.SIGTERM, 143, "stopped by SIGTERM\n"),
-    (signal.SIGHUP, 129, "stopped by SIGHUP\n"),
-])
+@pytest.mark.parametrize(
+    "error, code, stderr",
+    [
+        (ValueError("--x (3) must\n   be 2."), 2, "error: --x (3) must be 2.\n"),
+        (KeyboardInterrupt(), 130, "stopped by Ctrl-C\n"),
+        (signal.SIGTERM, 143, "stopped by SIGTERM\n"),
+        (signal.SIGHUP, 129, "stopped by SIGHUP\n"),
+    ],
+)
 def test_what_the_user_has_done_is_one_line(error, code, stderr, capsys):
     def command():
         if not isinstance(error, int):
@@ -148,22 +169,28 @@ sys.exit(exit_code(command))
 """
 
 
-@pytest.mark.parametrize("arguments, code, stdout, stderr", [
-    ("", 0, "3\n", ""),
-    ("--count=x", 2, "", "error: flag --count=x: invalid literal for int()"),
-    ("--cuont=5", 2, "", "error: Unknown command line flag 'cuont'. Did you mean: count ?\n"),
-    ("5", 2, "", "error: '5' is not a flag. Flags begin with --; see --help.\n"),
-    ("--help", 0, "How many.", ""),
-    ("--version", 0, "towers 0.", ""),
-    ("--help >&-", 0, "", ""),
-    ("--help | true", 0, "", ""),
-    ("--flagfile=latin.flags", 2, "", "error: --flagfile: the file must be UTF-8 text: "),
-])
+@pytest.mark.parametrize(
+    "arguments, code, stdout, stderr",
+    [
+        ("", 0, "3\n", ""),
+        ("--count=x", 2, "", "error: flag --count=x: invalid literal for int()"),
+        ("--cuont=5", 2, "", "error: Unknown command line flag 'cuont'. Did you mean: count ?\n"),
+        ("5", 2, "", "error: '5' is not a flag. Flags begin with --; see --help.\n"),
+        ("--help", 0, "How many.", ""),
+        ("--version", 0, "towers 0.", ""),
+        ("--help >&-", 0, "", ""),
+        ("--help | true", 0, "", ""),
+        ("--flagfile=latin.flags", 2, "", "error: --flagfile: the file must be UTF-8 text: "),
+    ],
+)
 def test_flags_are_filled_or_refused_in_one_line(arguments, code, stdout, stderr, tmp_path):
     (tmp_path / "latin.flags").write_text("# été\n--count=1\n", encoding="latin-1")
     done = subprocess.run(
         ["bash", "-c", f'set -o pipefail; "$0" -c "$1" {arguments}', sys.executable, PROGRAM],
-        capture_output=True, text=True, check=False, cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == code, done.stderr
@@ -172,13 +199,16 @@ def test_flags_are_filled_or_refused_in_one_line(arguments, code, stdout, stderr
     assert done.stderr.count("\n") == bool(stderr)
 
 
-@pytest.mark.parametrize("name", ["wide_mlp", "wide_mlp.flags",
-                                  "towers/app/experiments/wide_mlp.flags"])
+@pytest.mark.parametrize(
+    "name", ["wide_mlp", "wide_mlp.flags", "towers/app/experiments/wide_mlp.flags"]
+)
 def test_a_documented_experiment_is_found_by_its_name_in_any_directory(tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
     path = str(Path(command_line.__file__).with_name("experiments") / "wide_mlp.flags")
-    for given, expected in [([f"--flagfile={name}"], [f"--flagfile={path}"]),
-                            (["-flagfile", name, name], ["-flagfile", path, name])]:
+    for given, expected in [
+        ([f"--flagfile={name}"], [f"--flagfile={path}"]),
+        (["-flagfile", name, name], ["-flagfile", path, name]),
+    ]:
         assert command_line.with_experiments(["a", *given]) == ["a", *expected]
     with pytest.raises(ValueError, match=r"flagfile \(wide\) is neither a file nor .*wide_mlp"):
         command_line.with_experiments(["a", "--flagfile=wide"])
@@ -189,19 +219,30 @@ def test_a_documented_experiment_is_found_by_its_name_in_any_directory(tmp_path,
 
 def shown(*arguments):
     """The exit code, and the names of the flags in the order in which they are printed."""
-    done = subprocess.run([sys.executable, "train.py", *arguments], cwd=ROOT, text=True,
-                          capture_output=True, timeout=100)
-    lines = [line.removeprefix("  --").removeprefix("[no]").partition(":")[0]
-             for line in done.stdout.splitlines() if line.startswith("  --")]
+    done = subprocess.run(
+        [sys.executable, "train.py", *arguments],
+        cwd=ROOT,
+        text=True,
+        capture_output=True,
+        timeout=100,
+    )
+    lines = [
+        line.removeprefix("  --").removeprefix("[no]").partition(":")[0]
+        for line in done.stdout.splitlines()
+        if line.startswith("  --")
+    ]
     return done.returncode, lines, done.stderr
 
 
 def test_help_lists_every_flag_once_and_the_most_used_ones_first():
     code, names, _ = shown("--num_gpus=2", "--help")
-    assert code == 0 and set(names[:len(MOST_USED)]) == set(MOST_USED)
+    assert code == 0 and set(names[: len(MOST_USED)]) == set(MOST_USED)
     assert len(names) == len(set(names))
     assert set(names) == {field.name for field in dataclasses.fields(TrainConfig)} | {
-        "devices", "evaluate", "predict", "out"
+        "devices",
+        "evaluate",
+        "predict",
+        "out",
     }
     grouped = [name for _, members in GROUPS.values() for name in members]
     assert sorted(grouped) == sorted(names)
@@ -215,10 +256,17 @@ def test_help_of_a_group_lists_its_flags_alone_and_of_another_is_an_error_with_t
     assert "--help (everything)" in error and "model, data, optimization" in error
 
 
-@pytest.mark.parametrize("words, group", [
-    (["--help"], ""), (["-h"], ""), (["--seed=1", "--help=data"], "data"), (["--seed=1"], None),
-    (["--helper"], None), ([], None),
-])
+@pytest.mark.parametrize(
+    "words, group",
+    [
+        (["--help"], ""),
+        (["-h"], ""),
+        (["--seed=1", "--help=data"], "data"),
+        (["--seed=1"], None),
+        (["--helper"], None),
+        ([], None),
+    ],
+)
 def test_arguments_that_ask_for_help(words, group):
     assert asked_for(["train.py", *words]) == group
 
@@ -238,7 +286,9 @@ time.sleep(100)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_child_ends_with_its_parent(number):
     starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER], stdout=subprocess.PIPE, text=True,
+        [sys.executable, "-c", STARTER],
+        stdout=subprocess.PIPE,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     pid = int(starter.stdout.readline())

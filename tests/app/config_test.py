@@ -31,17 +31,26 @@ FLAGS = """
     callbacks early_stopping tensorboard noise_scale verify_gradients profile plan export
 """.split()
 WRONG = {
-    "num_gpus": [0, -1, "two", True, 100_000], "num_towers": [0, "auto", 10**9],
-    "batch_size": [0, 10**19], "epochs": [-1, None, 2**63], "max_steps": [0],
-    "seed": [-1, 2**32], "learning_rate": [0.0, -0.1, math.nan, math.inf, "fast"],
+    "num_gpus": [0, -1, "two", True, 100_000],
+    "num_towers": [0, "auto", 10**9],
+    "batch_size": [0, 10**19],
+    "epochs": [-1, None, 2**63],
+    "max_steps": [0],
+    "seed": [-1, 2**32],
+    "learning_rate": [0.0, -0.1, math.nan, math.inf, "fast"],
     "device": ["tpu"],
     "schedule": ["cosin", "step:", "step:6,3", "step:0", 3, [30, 60], {"step": 3}],
-    "momentum": [1.0, True], "freeze": ["("],
+    "momentum": [1.0, True],
+    "freeze": ["("],
     "image_size": ["224", "0x224", "8x8x2", (8, 8.5), {"height": 8}],
     "stages": [["a,b", "c"], [1], {}],
-    "model": [None], "monitor": [3],
-    "run_dir": ["a\0b"], "plan": ["yes"], "verify_gradients": ["yes"],
-    "hang_timeout": [-1, "soon", False], "worker_timeout": [1e300],
+    "model": [None],
+    "monitor": [3],
+    "run_dir": ["a\0b"],
+    "plan": ["yes"],
+    "verify_gradients": ["yes"],
+    "hang_timeout": [-1, "soon", False],
+    "worker_timeout": [1e300],
 }
 
 
@@ -57,13 +66,16 @@ def test_a_value_that_makes_no_sense_is_refused_by_name_value_and_what_it_must_b
         assert str(caught.value).startswith(f"{name} ({value!r}) must be "), value
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"batch_size": 8, "batch_size_per_gpu": 8}, ".* give only one of them"),
-    ({"logical_gpus": 8, "device": "cpu"}, r"logical_gpus \(8\) divides GPUs, and device=cpu"),
-    ({"strategy": "async"}, "strategy=async: towers is synchronous"),
-    ({"init_from": ""}, "`init_from` is empty"),
-    ({"class_weight": {0: -1}}, r"class_weight \('\{0: -1\}'\) must be balanced, or"),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch_size": 8, "batch_size_per_gpu": 8}, ".* give only one of them"),
+        ({"logical_gpus": 8, "device": "cpu"}, r"logical_gpus \(8\) divides GPUs, and device=cpu"),
+        ({"strategy": "async"}, "strategy=async: towers is synchronous"),
+        ({"init_from": ""}, "`init_from` is empty"),
+        ({"class_weight": {0: -1}}, r"class_weight \('\{0: -1\}'\) must be balanced, or"),
+    ],
+)
 def test_values_that_contradict_each_other_are_refused(values, message):
     with pytest.raises(ValueError, match=f"^{message}"):
         TrainConfig(**values)
@@ -88,24 +100,36 @@ def test_schedules_sizes_and_stages_are_read():
     assert TrainConfig(stages="a, b").stage_names == ["a", "b"]
 
 
-@pytest.mark.parametrize(("name", "value", "text"), [
-    ("image_size", (224, 224), "224x224"), ("image_size", [8, 9, 3], "8x9x3"),
-    ("stages", ["a", "b"], "a,b"), ("schedule", {"step": [30, 60]}, "step:30,60"),
-    ("class_weight", {0: 1, 1: 5}, "0:1,1:5"),
-])
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("image_size", (224, 224), "224x224"),
+        ("image_size", [8, 9, 3], "8x9x3"),
+        ("stages", ["a", "b"], "a,b"),
+        ("schedule", {"step": [30, 60]}, "step:30,60"),
+        ("class_weight", {0: 1, 1: 5}, "0:1,1:5"),
+    ],
+)
 def test_lists_and_dicts_become_the_text_of_the_flag(name, value, text):
     config = TrainConfig(**{name: value})
     assert config == TrainConfig(**{name: text}) == TrainConfig.from_json(config.to_json())
     assert getattr(config, name) == text
 
 
-@pytest.mark.parametrize(("call", "wrong", "right"), [
-    (TrainConfig, "gpus", "num_gpus"), (TrainConfig, "lr", "learning_rate"),
-    (TrainConfig, "batchsize", "batch_size"), (towers.make_parallel, "num_gpus", "gpus"),
-    (towers.TowerStep, "gpus", "devices"), (towers.TowerStep, "lossweights", "loss_weights"),
-    (towers.tower_devices, "gpus", "num_gpus"), (towers.train, "modell", "model"),
-    (towers.make_parallel, "zzz", None),
-])
+@pytest.mark.parametrize(
+    ("call", "wrong", "right"),
+    [
+        (TrainConfig, "gpus", "num_gpus"),
+        (TrainConfig, "lr", "learning_rate"),
+        (TrainConfig, "batchsize", "batch_size"),
+        (towers.make_parallel, "num_gpus", "gpus"),
+        (towers.TowerStep, "gpus", "devices"),
+        (towers.TowerStep, "lossweights", "loss_weights"),
+        (towers.tower_devices, "gpus", "num_gpus"),
+        (towers.train, "modell", "model"),
+        (towers.make_parallel, "zzz", None),
+    ],
+)
 def test_an_unknown_argument_is_an_error_with_the_name_that_is_meant(call, wrong, right):
     with pytest.raises(TypeError) as caught:
         call(**{wrong: 2})
@@ -113,12 +137,15 @@ def test_an_unknown_argument_is_an_error_with_the_name_that_is_meant(call, wrong
     assert str(caught.value) == f"{call.__name__}() has no argument {wrong!r}.{meant}"
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("{", "config.json must be a JSON object"),
-    ("[]", "config.json must be a JSON object"),
-    ('{"colour": "red"}', "colour.*, which this version of towers does not know"),
-    ('{"epochs": "twelve"}', r"^config.json: epochs \('twelve'\) must be a whole number "),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "config.json must be a JSON object"),
+        ("[]", "config.json must be a JSON object"),
+        ('{"colour": "red"}', "colour.*, which this version of towers does not know"),
+        ('{"epochs": "twelve"}', r"^config.json: epochs \('twelve'\) must be a whole number "),
+    ],
+)
 def test_json_of_something_else_is_refused(text, message):
     with pytest.raises(ValueError, match=message):
         TrainConfig.from_json(text)
@@ -175,11 +202,17 @@ def test_the_text_of_the_configuration_is_the_help_of_all_its_fields():
         assert help.endswith(".") and f"    {field.name}: {help}" in TrainConfig.__doc__
 
 
-@pytest.mark.parametrize("value, text", [
-    (None, None), ("balanced", "balanced"), ("0:1,1:5", "0:1,1:5"), ("1: 0.1, 0: 2e0", "1:0.1,0:2"),
-    ({0: 1, 1: 0.1234567890123}, "0:1,1:0.1234567890123"),
-    ({np.int64(3): np.float32(0.5)}, "3:0.5"),
-])
+@pytest.mark.parametrize(
+    "value, text",
+    [
+        (None, None),
+        ("balanced", "balanced"),
+        ("0:1,1:5", "0:1,1:5"),
+        ("1: 0.1, 0: 2e0", "1:0.1,0:2"),
+        ({0: 1, 1: 0.1234567890123}, "0:1,1:0.1234567890123"),
+        ({np.int64(3): np.float32(0.5)}, "3:0.5"),
+    ],
+)
 def test_weights_become_one_text_that_holds_every_digit(value, text):
     assert as_text(value) == text
     config = TrainConfig(class_weight=value)
@@ -188,10 +221,33 @@ def test_weights_become_one_text_that_holds_every_digit(value, text):
         assert weights_of(text) == value
 
 
-@pytest.mark.parametrize("value", [
-    "", "0", "0:1,", "0:1,0:2", "a:1", "0:x", "-1:1", "0:-1", "0:nan", "0:inf", "0:1:2", "1.5:1",
-    "9999999:1", "Balanced", {}, {0: "x"}, {0: math.inf}, {"a": 1}, {0.5: 1}, 3, [0, 1], True,
-])
+@pytest.mark.parametrize(
+    "value",
+    [
+        "",
+        "0",
+        "0:1,",
+        "0:1,0:2",
+        "a:1",
+        "0:x",
+        "-1:1",
+        "0:-1",
+        "0:nan",
+        "0:inf",
+        "0:1:2",
+        "1.5:1",
+        "9999999:1",
+        "Balanced",
+        {},
+        {0: "x"},
+        {0: math.inf},
+        {"a": 1},
+        {0.5: 1},
+        3,
+        [0, 1],
+        True,
+    ],
+)
 def test_what_is_no_class_and_weight_is_refused(value):
     message = r"^class_weight \(.*\) must be balanced, or .* such as 0:1,1:5\.$"
     with pytest.raises(ValueError, match=message):
@@ -237,18 +293,23 @@ def test_a_function_is_found_in_the_current_directory_which_comes_last(module):
     assert named.import_function("colorsys:rgb_to_hsv", "model")(0, 0, 0) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(("spec", "text", "cause"), [
-    *((spec, "", "must have the form package.module:function")
-      for spec in (":f", "m:", "m", "a:b:c", "a..b:f", ".m:f", "dir/m.py:f", "m:f()")),
-    ("named_missing:build", "", "No module named 'named_missing'"),
-    ("named_a:build", "def build(:", "SyntaxError"),
-    ("named_a:build", "raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
-    ("named_a:build", "import named_absent", "No module named 'named_absent'"),
-    ("named_a:build", "raise SystemExit(0)", "SystemExit"),
-    ("named_a:build", "import math\n\nmath.sqrt(-1)\n", "math domain error (named_a.py:3). "),
-    ("named_a:build_nett", "def build_net(): pass", "Did you mean 'build_net'?"),
-    ("named_a:build", "build = 3", "has no function 'build'"),
-])
+@pytest.mark.parametrize(
+    ("spec", "text", "cause"),
+    [
+        *(
+            (spec, "", "must have the form package.module:function")
+            for spec in (":f", "m:", "m", "a:b:c", "a..b:f", ".m:f", "dir/m.py:f", "m:f()")
+        ),
+        ("named_missing:build", "", "No module named 'named_missing'"),
+        ("named_a:build", "def build(:", "SyntaxError"),
+        ("named_a:build", "raise RuntimeError('one\\ntwo')", "RuntimeError: one two"),
+        ("named_a:build", "import named_absent", "No module named 'named_absent'"),
+        ("named_a:build", "raise SystemExit(0)", "SystemExit"),
+        ("named_a:build", "import math\n\nmath.sqrt(-1)\n", "math domain error (named_a.py:3). "),
+        ("named_a:build_nett", "def build_net(): pass", "Did you mean 'build_net'?"),
+        ("named_a:build", "build = 3", "has no function 'build'"),
+    ],
+)
 def test_what_cannot_be_imported_is_refused_with_the_cause(spec, text, cause, module):
     module("named_a", text)
     message = refusal(named.import_function, spec, "model")

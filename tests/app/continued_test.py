@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 
 from tests.resuming import (
-    FLAGS, forked, NOTEBOOK, RESUME, ROOT, resumed, STEPS, train, uninterrupted,
+    FLAGS,
+    forked,
+    NOTEBOOK,
+    RESUME,
+    ROOT,
+    resumed,
+    STEPS,
+    train,
+    uninterrupted,
 )
 from towers.app.after_training.model_files import file_config
 from towers.resume import checkpoints, run_dir
@@ -72,11 +80,14 @@ def resumed_until_a_signal(name, code, line, *flags, cwd):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("name", "code", "line"), [
-    ("INT", 130, "stopped by Ctrl-C"),
-    ("HUP", 129, "stopped by SIGHUP"),
-    ("TERM", 143, "stopped by SIGTERM"),
-])
+@pytest.mark.parametrize(
+    ("name", "code", "line"),
+    [
+        ("INT", 130, "stopped by Ctrl-C"),
+        ("HUP", 129, "stopped by SIGHUP"),
+        ("TERM", 143, "stopped by SIGTERM"),
+    ],
+)
 def test_a_signal_saves_within_an_epoch_and_a_second_one_ends_the_run_at_once(
     name, code, line, tmp_path
 ):
@@ -92,14 +103,19 @@ def test_a_signal_saves_within_an_epoch_and_a_second_one_ends_the_run_at_once(
 
 
 NAMED = {  # what a stranger could have run, by the field that names it
-    "model": "os:getcwd", "dataset": "theirs:data", "features": "os:system",
-    "augment": "pickle:loads", "callbacks": "package.module:function",
+    "model": "os:getcwd",
+    "dataset": "theirs:data",
+    "features": "os:system",
+    "augment": "pickle:loads",
+    "callbacks": "package.module:function",
 }
 ENDS = {  # how each field for a text ends up: as code, as a path, or as words that select something
     **dict.fromkeys(NAMED, Holds.CODE),
     **dict.fromkeys(("data_dir", "init_from", "run_dir", "resume", "export"), Holds.PATH),
-    **dict.fromkeys(("image_size", "stages", "optimizer", "schedule", "class_weight", "freeze",
-                     "monitor"), Holds.WORDS),
+    **dict.fromkeys(
+        ("image_size", "stages", "optimizer", "schedule", "class_weight", "freeze", "monitor"),
+        Holds.WORDS,
+    ),
 }
 
 
@@ -129,11 +145,17 @@ def test_only_fields_that_name_code_are_imported():
     for path in sorted((ROOT / "towers").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             name = getattr(getattr(node, "func", None), "attr", None) or (
-                getattr(getattr(node, "func", None), "id", None))
+                getattr(getattr(node, "func", None), "id", None)
+            )
             if name in ("import_function", "import_module", "named_classes", "__import__"):
                 found.add((path.name, ast.unparse(node.args[-1])))
-    fixed = {("__init__.py", "_MODULES[name]"), ("environment.py", "'tensorflow'"),
-             ("named.py", "argument"), ("named.py", "module_name"), ("user.py", "argument")}
+    fixed = {
+        ("__init__.py", "_MODULES[name]"),
+        ("environment.py", "'tensorflow'"),
+        ("named.py", "argument"),
+        ("named.py", "module_name"),
+        ("user.py", "argument"),
+    }
     assert {ast.literal_eval(given) for _, given in found - fixed} == set(NAMED)
 
 
@@ -186,15 +208,25 @@ def test_an_export_that_is_asked_for_again_is_made_again(tmp_path, monkeypatch):
 def test_resume_lets_change_what_its_help_names_and_nothing_else(tmp_path):
     """What it lets change is no part of a run's identity."""
     (tmp_path / "config.json").write_text(TrainConfig(early_stopping=3, tensorboard=True).to_json())
-    special = {"schedule": "cosine", "class_weight": "0:1,1:5", "image_size": "8x8x1",
-               "strategy": "mirrored"}
+    special = {
+        "schedule": "cosine",
+        "class_weight": "0:1,1:5",
+        "image_size": "8x8x1",
+        "strategy": "mirrored",
+    }
     free = {"tensorboard"}
     for field in dataclasses.fields(TrainConfig):
         says = fields.declared(field)
-        other = special.get(field.name) or {
-            "text": "other", "count": 7, "number": 0.5, "switch": not field.default,
-            "choice": says.words and says.words[-1],
-        }[says.kind]
+        other = (
+            special.get(field.name)
+            or {
+                "text": "other",
+                "count": 7,
+                "number": 0.5,
+                "switch": not field.default,
+                "choice": says.words and says.words[-1],
+            }[says.kind]
+        )
         try:
             continued_config(str(tmp_path), {field.name: other})
             free.add(field.name)

@@ -38,11 +38,15 @@ class Recorder(keras.callbacks.Callback):
 
 
 for moment in ("train_begin", "train_end", "test_begin", "test_end"):
-    setattr(Recorder, f"on_{moment}",
-            lambda self, logs=None, m=moment: self._tell(m, dict(logs or {})))
+    setattr(
+        Recorder, f"on_{moment}", lambda self, logs=None, m=moment: self._tell(m, dict(logs or {}))
+    )
 for moment in ("epoch_begin", "epoch_end", *STEP, "test_batch_begin", "test_batch_end"):
-    setattr(Recorder, f"on_{moment}",
-            lambda self, i, logs=None, m=moment: self._tell(m, i, dict(logs or {})))
+    setattr(
+        Recorder,
+        f"on_{moment}",
+        lambda self, i, logs=None, m=moment: self._tell(m, i, dict(logs or {})),
+    )
 
 
 class Silent(keras.callbacks.Callback):
@@ -82,8 +86,13 @@ def _loop_of(tmp_path):
     def make(run, *callbacks, state=None, pending=None, every=None):
         notes = Notes(run, tmp_path, every)
         loop = Loop(
-            run, TrainState() if state is None else state, notes,
-            Pending() if pending is None else pending, Silent(), [], callbacks,
+            run,
+            TrainState() if state is None else state,
+            notes,
+            Pending() if pending is None else pending,
+            Silent(),
+            [],
+            callbacks,
         )
         return loop, notes
 

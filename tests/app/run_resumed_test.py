@@ -150,18 +150,21 @@ def test_a_run_resumes_with_a_smaller_limit_within_its_epoch():
     assert towers.train(TrainConfig(resume="run", trust_run_dir=True, max_steps=7)) == whole
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"batch_size": 8}, r"cannot change batch_size \(8, the run has 16\): it would be"),
-    ({"seed": 1, "num_towers": 3}, r"num_towers \(3, the run has 2\), seed \(1, the run"),
-    ({"epochs": 1}, r"epochs \(1\) is reached already: the run has done 6 steps, and is left"),
-    ({"max_steps": 5}, r"max_steps \(5\) is reached already: the run has done 6 steps"),
-    ({"epochs": 1, "max_steps": 9, "seed": 2}, r"change seed .* other `epochs`, `max_steps`, "),
-    ({"model": "cnn_"}, r" model \(cnn_, "),
-    ({"optimizer": "sgd"}, r" optimizer \(sgd, the run has None\)"),
-    ({"early_stopping": 3}, r" early_stopping \(3, the run has None\)"),
-    ({"plan": True}, r" plan \(True, "),
-    ({"run_dir": "other"}, None),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"batch_size": 8}, r"cannot change batch_size \(8, the run has 16\): it would be"),
+        ({"seed": 1, "num_towers": 3}, r"num_towers \(3, the run has 2\), seed \(1, the run"),
+        ({"epochs": 1}, r"epochs \(1\) is reached already: the run has done 6 steps, and is left"),
+        ({"max_steps": 5}, r"max_steps \(5\) is reached already: the run has done 6 steps"),
+        ({"epochs": 1, "max_steps": 9, "seed": 2}, r"change seed .* other `epochs`, `max_steps`, "),
+        ({"model": "cnn_"}, r" model \(cnn_, "),
+        ({"optimizer": "sgd"}, r" optimizer \(sgd, the run has None\)"),
+        ({"early_stopping": 3}, r" early_stopping \(3, the run has None\)"),
+        ({"plan": True}, r" plan \(True, "),
+        ({"run_dir": "other"}, None),
+    ],
+)
 def test_values_of_another_run_are_an_error_that_lists_the_differences(values, message, copied):
     if message is None:
         with pytest.raises(ValueError, match=r" run_dir \(other, the run"):
@@ -201,6 +204,7 @@ def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
 @pytest.mark.parametrize("swap_on_epoch", [False, True])
 def test_swapped_averages_are_those_of_keras(swap_on_epoch):
     """One batch an epoch, so that the order of examples does not matter."""
+
     def model():
         keras.utils.set_random_seed(1)
         made = run_test.small_model((3,), 3)
@@ -254,9 +258,9 @@ def failing_model(input_shape, num_classes):
             tf.debugging.Assert(tf.reduce_all(x < largest), ["too large"])
             return x
 
-    return keras.Sequential([
-        keras.Input(input_shape), Check(), keras.layers.Dense(num_classes, activation="softmax")
-    ])
+    return keras.Sequential(
+        [keras.Input(input_shape), Check(), keras.layers.Dense(num_classes, activation="softmax")]
+    )
 
 
 def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):

@@ -24,11 +24,14 @@ NUM_CLASSES = 3
 
 def small_model(input_shape, num_classes, *layers):
     """Its layers' names do not count the models that a process has made before."""
-    return keras.Sequential([
-        keras.Input(input_shape),
-        keras.layers.Dense(8, activation="relu", name="body"), *layers,
-        keras.layers.Dense(num_classes, activation="softmax", name="head"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            keras.layers.Dense(8, activation="relu", name="body"),
+            *layers,
+            keras.layers.Dense(num_classes, activation="softmax", name="head"),
+        ]
+    )
 
 
 def normalized_model(input_shape, num_classes):
@@ -52,8 +55,13 @@ def large_data():
 
 def config(**values):
     """4 steps an epoch: 50 = 3 x 16 + 2."""
-    small = {"model": "tests.app.run_test:small_model", "dataset": "tests.app.run_test:small_data",
-             "num_gpus": 2, "batch_size": 16, "epochs": 2}
+    small = {
+        "model": "tests.app.run_test:small_model",
+        "dataset": "tests.app.run_test:small_data",
+        "num_gpus": 2,
+        "batch_size": 16,
+        "epochs": 2,
+    }
     return TrainConfig(**{**small, **values})
 
 
@@ -79,7 +87,12 @@ def test_a_run_learns_and_leaves_its_files_with_the_best_model_and_the_last():
     history = towers.train(config(epochs=6, optimizer="adam", learning_rate=0.05), [Spoil()])
     directory = run_dir.RUNS / "tests.app.run_test_small_model-tests.app.run_test_small_data-001"
     assert sorted(path.name for path in directory.iterdir()) == [
-        "best.keras", "checkpoints", "config.json", "final.keras", "log.txt", "results.csv",
+        "best.keras",
+        "checkpoints",
+        "config.json",
+        "final.keras",
+        "log.txt",
+        "results.csv",
         "results.png",
     ]
     assert [row["epoch"] for row in rows(directory)] == ["1", "2", "3", "4", "5", "6"]
@@ -88,8 +101,9 @@ def test_a_run_learns_and_leaves_its_files_with_the_best_model_and_the_last():
             [float(row[name]) for row in rows(directory)], history[name], rtol=1e-5
         )
     assert "Done: 6 epochs in" in (directory / "log.txt").read_text()
-    best, final = (keras.saving.load_model(directory / f"{name}.keras") for name in
-                   ("best", "final"))
+    best, final = (
+        keras.saving.load_model(directory / f"{name}.keras") for name in ("best", "final")
+    )
     (_, _), (x, y) = small_data()
     values = history["val_loss"], history["val_accuracy"]
     loss, accuracy = max(zip(*values, strict=True), key=lambda epoch: (epoch[1], -epoch[0]))
@@ -102,7 +116,9 @@ def test_zero_epochs_evaluate_and_change_nothing():
     history = towers.train(config(epochs=0, run_dir="run"))
     assert set(history) == {"val_loss", "val_accuracy"}
     assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
-        "checkpoints", "config.json", "log.txt",
+        "checkpoints",
+        "config.json",
+        "log.txt",
     ]
     expected = measured(build(config()).step.model, *small_data()[1])
     assert [*history["val_loss"], *history["val_accuracy"]] == pytest.approx(expected, rel=1e-6)
@@ -122,12 +138,15 @@ def test_a_plan_trains_nothing_and_makes_no_directory(capsys):
     assert "Each step moves" in capsys.readouterr().out
 
 
-def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(
-    capsys, monkeypatch
-):
+def test_gradients_that_differ_are_an_error_before_the_run_begins_or_a_warning(capsys, monkeypatch):
     """A rule is broken: towers double a difference."""
-    monkeypatch.setitem(RULES, "Sub", lambda look: look.each(
-        [OWN, OWN], look.fact(0), emit=lambda context, op, given: [2 * (given[0] - given[1])]))
+    monkeypatch.setitem(
+        RULES,
+        "Sub",
+        lambda look: look.each(
+            [OWN, OWN], look.fact(0), emit=lambda context, op, given: [2 * (given[0] - given[1])]
+        ),
+    )
     x = small_data()[0][0]
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
     model.compile("sgd", lambda y, y_pred: tf.square(y - y_pred))
@@ -161,12 +180,21 @@ def test_files_come_before_callbacks_and_the_checkpoint_after():
 
 def test_a_model_with_nan_is_not_saved(capsys):
     with pytest.raises(NonFiniteError, match="final.keras is not written: the model holds NaN"):
-        towers.train(config(
-            dataset="tests.app.run_test:large_data", max_steps=1, optimizer="sgd",
-            learning_rate=3e38, run_dir="run",
-        ))
+        towers.train(
+            config(
+                dataset="tests.app.run_test:large_data",
+                max_steps=1,
+                optimizer="sgd",
+                learning_rate=3e38,
+                run_dir="run",
+            )
+        )
     assert sorted(path.name for path in run_dir.Path("run").iterdir()) == [
-        "checkpoints", "config.json", "log.txt", "results.csv", "results.png",
+        "checkpoints",
+        "config.json",
+        "log.txt",
+        "results.csv",
+        "results.png",
     ]
     assert "Models    final.keras is not written\nTrained: 1 step" in capsys.readouterr().out
 
@@ -182,6 +210,7 @@ def test_too_little_memory_names_the_per_tower_batch_and_a_way_out(monkeypatch):
 
 def test_ctrl_c_shows_where_the_run_stopped_and_how_its_script_resumes_it(capsys):
     """The dtype policy is the caller's again afterwards."""
+
     class Interrupt(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
             assert self.model.layers[0].compute_dtype == "float16" and math.isfinite(logs["loss"])
@@ -227,15 +256,18 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(tmp_path, 
     assert (tmp_path / "served").is_dir() and os.listdir(tmp_path / "elsewhere") == []
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"num_gpus": 9}, r"num_gpus \(9\) is more than the logical CPU devices here: 8"),
-    ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
-    ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),
-    ({"cpu_threads": 99}, r"cpu_threads \(99\): TensorFlow has already started with "),
-    ({"optimizer": "adm"}, r"optimizer \('adm'\) must be one of adadelta, "),
-    ({"model": "cn"}, r"model \('cn'\)"),
-    ({"dataset": "mnst"}, r"dataset \('mnst'\)"),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"num_gpus": 9}, r"num_gpus \(9\) is more than the logical CPU devices here: 8"),
+        ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
+        ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),
+        ({"cpu_threads": 99}, r"cpu_threads \(99\): TensorFlow has already started with "),
+        ({"optimizer": "adm"}, r"optimizer \('adm'\) must be one of adadelta, "),
+        ({"model": "cn"}, r"model \('cn'\)"),
+        ({"dataset": "mnst"}, r"dataset \('mnst'\)"),
+    ],
+)
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
 def test_values_that_do_not_fit_the_machine_are_errors_before_there_is_a_directory(values, message):
     with pytest.raises(ValueError, match=message):

@@ -21,12 +21,19 @@ class Keeps(L.Layer):
         self.hidden = lambda: generator
         self.calls = tf.Variable(0.0, dtype=keras.config.floatx(), name="calls")
         self.codebook = tf.Variable(
-            np.arange(1.0, 6.0) / 10, dtype=keras.config.floatx(), name="codebook")
+            np.arange(1.0, 6.0) / 10, dtype=keras.config.floatx(), name="codebook"
+        )
 
     def build(self, shape):
         def state(name, shape, aggregation="none", dtype=None):
-            return self.add_weight(shape=shape, initializer="zeros", trainable=False, name=name,
-                                   dtype=dtype, aggregation=aggregation)
+            return self.add_weight(
+                shape=shape,
+                initializer="zeros",
+                trainable=False,
+                name=name,
+                dtype=dtype,
+                aggregation=aggregation,
+            )
 
         self.steps = state("steps", (), dtype="int32")
         self.rows = state("rows", (), "sum", "int32")
@@ -72,8 +79,7 @@ def fitted(make, num_towers=None, epochs=1):
         model = towers.make_parallel(model, 2, num_towers=num_towers)
     model.compile(keras.optimizers.SGD(0.01), "mse", jit_compile=False)
     model.run_eagerly = num_towers is None  # sooner than traced, to the same values
-    return model, model.fit(
-        *data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0).history
+    return model, model.fit(*data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0).history
 
 
 def all_that_is_kept():
@@ -88,8 +94,10 @@ def keeps():
 @pytest.mark.telling("3")
 @pytest.mark.parametrize("num_towers", [3, 8])  # with ragged, and with empty shards
 def test_what_layers_assign_is_what_keras_assigns(num_towers, float64):
-    (theirs, evaluated, expected), ours = trained(all_that_is_kept), trained(
-        all_that_is_kept, num_towers)
+    (theirs, evaluated, expected), ours = (
+        trained(all_that_is_kept),
+        trained(all_that_is_kept, num_towers),
+    )
     assert set(theirs) == {"loss", "endpoint", "by_row"}
     for name, values in theirs.items():
         np.testing.assert_allclose(ours[0][name], values, rtol=1e-10, err_msg=name)

@@ -66,7 +66,8 @@ def _built_in(name: str) -> Case:
         return rng.normal(size=(n, *shape)), rng.integers(0, classes, n), None
 
     return Case(
-        name, lambda: without_randomness(BUILDERS[name](shape, classes)), batch, {"loss": LABELS})
+        name, lambda: without_randomness(BUILDERS[name](shape, classes)), batch, {"loss": LABELS}
+    )
 
 
 def rows(n: int, rng: np.random.Generator, inputs: int = 6, outputs: int = 3) -> tuple:
@@ -300,7 +301,8 @@ NOISE: dict[str, Callable] = {
     "in_function": tf.function(drawn, autograph=False),
     "in_branch": lambda x: tf.cond(tf.size(x) > 0, lambda: drawn(x), lambda: x),
     "in_loop": lambda x: tf.while_loop(
-        lambda i, _: i < 2, lambda i, sums: (i + 1, sums + drawn(x)), [0, tf.zeros_like(x)])[1],
+        lambda i, _: i < 2, lambda i, sums: (i + 1, sums + drawn(x)), [0, tf.zeros_like(x)]
+    )[1],
     "mapped": lambda x: tf.map_fn(drawn, x),
 }
 
@@ -313,45 +315,97 @@ def noisy(name: str) -> keras.Model:
 BUILT_IN = [_built_in(name) for name in BUILDERS]
 
 ODD = [
-    Case("shared_layer", _shared_layer, lambda n, rng: (
-        list(rng.normal(size=(2, n, 6))), rng.normal(size=(n, 3)), None)),
+    Case(
+        "shared_layer",
+        _shared_layer,
+        lambda n, rng: (list(rng.normal(size=(2, n, 6))), rng.normal(size=(n, 3)), None),
+    ),
     Case("fan_out", fan_out, rows),
-    Case("two_outputs", lambda: _two_outputs(False), _two_outputs_batch(False), {
-        "loss": ["mse", LABELS], "loss_weights": [0.3, 2.0]}),
-    Case("two_outputs_dict", lambda: _two_outputs(True), _two_outputs_batch(True), {
-        "loss": {"numbers": squared_error("mean_with_sample_weight"), "classes": LABELS},
-        "loss_weights": {"numbers": 0.3, "classes": 2.0}}),
-    Case("nested_outputs", _nested_outputs, _nested_batch, {
-        "loss": {"pair": pair_error, "classes": [
-            "crossentropy",
-            keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
-        ]},
-    }),
-    Case("outputs_without_rows", _outputs_without_rows, _batch_without_rows,
-         {"loss": {"all": error_and_mean}}),
-    Case("embedding", _embedding, lambda n, rng: (
-        rng.integers(0, 20, (n, 7)), rng.normal(size=(n, 3)), None)),
+    Case(
+        "two_outputs",
+        lambda: _two_outputs(False),
+        _two_outputs_batch(False),
+        {"loss": ["mse", LABELS], "loss_weights": [0.3, 2.0]},
+    ),
+    Case(
+        "two_outputs_dict",
+        lambda: _two_outputs(True),
+        _two_outputs_batch(True),
+        {
+            "loss": {"numbers": squared_error("mean_with_sample_weight"), "classes": LABELS},
+            "loss_weights": {"numbers": 0.3, "classes": 2.0},
+        },
+    ),
+    Case(
+        "nested_outputs",
+        _nested_outputs,
+        _nested_batch,
+        {
+            "loss": {
+                "pair": pair_error,
+                "classes": [
+                    "crossentropy",
+                    keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
+                ],
+            },
+        },
+    ),
+    Case(
+        "outputs_without_rows",
+        _outputs_without_rows,
+        _batch_without_rows,
+        {"loss": {"all": error_and_mean}},
+    ),
+    Case(
+        "embedding",
+        _embedding,
+        lambda n, rng: (rng.integers(0, 20, (n, 7)), rng.normal(size=(n, 3)), None),
+    ),
     Case("ragged", _ragged, _ragged_tokens),
     Case("ragged_output", _ragged_output, _ragged_labels, {"loss": row_error}),
     Case("sparse", _sparse, _sparse_rows),
-    Case("notes", lambda: without_randomness(BUILDERS["gru"]((7,), 20)), lambda n, rng: (
-        rng.integers(0, 20, (n, 7)), rng.integers(0, 20, n), None), {"loss": LABELS}),
+    Case(
+        "notes",
+        lambda: without_randomness(BUILDERS["gru"]((7,), 20)),
+        lambda n, rng: (rng.integers(0, 20, (n, 7)), rng.integers(0, 20, n), None),
+        {"loss": LABELS},
+    ),
     Case("masked_gru", _masked_gru, _padded_tokens),
-    Case("layer_norm", lambda: keras.Sequential([
-        keras.Input((6,)), L.Dense(5), L.LayerNormalization(), L.Dense(3)]), rows),
+    Case(
+        "layer_norm",
+        lambda: keras.Sequential(
+            [keras.Input((6,)), L.Dense(5), L.LayerNormalization(), L.Dense(3)]
+        ),
+        rows,
+    ),
     Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), rows),
     Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), rows),
-    Case("adds_loss", lambda: keras.Sequential([
-        keras.Input((6,)), L.Dense(5), AddsLosses(), L.Dense(3)]), rows),
+    Case(
+        "adds_loss",
+        lambda: keras.Sequential([keras.Input((6,)), L.Dense(5), AddsLosses(), L.Dense(3)]),
+        rows,
+    ),
     Case("sample_weight", _dense(), _weighted_rows),
-    Case("mean_with_sample_weight", _dense(), _weighted_rows,
-         {"loss": squared_error("mean_with_sample_weight")}),
-    Case("weights_of_both_signs", _dense(), _balanced_rows,
-         {"loss": squared_error("mean_with_sample_weight")}),
+    Case(
+        "mean_with_sample_weight",
+        _dense(),
+        _weighted_rows,
+        {"loss": squared_error("mean_with_sample_weight")},
+    ),
+    Case(
+        "weights_of_both_signs",
+        _dense(),
+        _balanced_rows,
+        {"loss": squared_error("mean_with_sample_weight")},
+    ),
     Case("sum", _dense(), _weighted_rows, {"loss": squared_error("sum")}),
     Case("subclassed", Subclassed, rows),
-    Case("ignore_class", lambda: keras.Sequential([
-        keras.Input((6,)), L.Dense(4, activation="softmax")]), _labels_with_ignored, {
-        "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
-    }),
+    Case(
+        "ignore_class",
+        lambda: keras.Sequential([keras.Input((6,)), L.Dense(4, activation="softmax")]),
+        _labels_with_ignored,
+        {
+            "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
+        },
+    ),
 ]

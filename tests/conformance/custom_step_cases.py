@@ -177,7 +177,8 @@ class Scaled(WrittenOut):
 
 def _loss_scale() -> Any:
     return keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1), initial_scale=8, dynamic_growth_steps=3)
+        keras.optimizers.SGD(0.1), initial_scale=8, dynamic_growth_steps=3
+    )
 
 
 class ClipsAndAverages(keras.Model):
@@ -312,15 +313,19 @@ OWN = [
     OwnCase("wgan_gp", _plain(WassersteinGAN), _REAL_AND_NOISE),
     OwnCase("persistent_tape", _plain(PersistentTape), _REAL_AND_NOISE),
     OwnCase("vae", _plain(VAE, optimizer="adam"), _REAL_AND_NOISE),
-    OwnCase("distillation", _distiller, lambda n, rng: (
-        rng.normal(size=(n, 4)), rng.integers(0, 3, n))),
+    OwnCase(
+        "distillation", _distiller, lambda n, rng: (rng.normal(size=(n, 4)), rng.integers(0, 3, n))
+    ),
     OwnCase("calls_super", _calls_super, _ROWS),
     OwnCase("unreduced", _sequential(Unreduced, lambda: keras.optimizers.SGD(0.01)), _ROWS),
     OwnCase("clips_and_averages", _plain(ClipsAndAverages, optimizer="adam"), _ROWS),
     OwnCase("sam", _sequential(SharpnessAware, lambda: "adam"), _ROWS),
     OwnCase("simclr", _plain(SimCLR, optimizer="adam"), _pairs(4, 4)),
-    OwnCase("embedding_lstm", _recurrent, lambda n, rng: (
-        rng.integers(0, 9, (n, 6)).astype("int32"), rng.normal(size=(n, 2)))),
+    OwnCase(
+        "embedding_lstm",
+        _recurrent,
+        lambda n, rng: (rng.integers(0, 9, (n, 6)).astype("int32"), rng.normal(size=(n, 2))),
+    ),
     OwnCase("pinn", _plain(Physics, optimizer="adam"), _pairs(1, 1)),
     OwnCase("maml", _plain(MetaLearner, optimizer="sgd"), _ROWS),
     OwnCase("fast_weights", _plain(FastWeights, optimizer="sgd"), _ROWS),

@@ -33,10 +33,15 @@ class Noisy(GAN):
 
     def __init__(self):
         super().__init__()
-        self.generator = keras.Sequential([
-            keras.Input((3,)), L.Dense(6), L.BatchNormalization(), L.Dropout(0.3, seed=1),
-            L.Dense(4),
-        ])
+        self.generator = keras.Sequential(
+            [
+                keras.Input((3,)),
+                L.Dense(6),
+                L.BatchNormalization(),
+                L.Dropout(0.3, seed=1),
+                L.Dense(4),
+            ]
+        )
         self.seed = keras.random.SeedGenerator(7)
 
     def train_step(self, data):
@@ -73,9 +78,14 @@ def trained_bits(cls, num_towers=None, num_devices=1, default_device="/cpu:0"):
 
 
 @pytest.mark.telling("DrawsByTensorFlow-3-*")
-@pytest.mark.parametrize("cls, num_towers, devices", [
-    (Noisy, 8, (1, 2, 4, 8)), (DrawsByTensorFlow, 8, (8,)), (DrawsByTensorFlow, 3, (3,)),
-])
+@pytest.mark.parametrize(
+    "cls, num_towers, devices",
+    [
+        (Noisy, 8, (1, 2, 4, 8)),
+        (DrawsByTensorFlow, 8, (8,)),
+        (DrawsByTensorFlow, 3, (3,)),
+    ],
+)
 def test_a_number_of_towers_gives_the_same_bits_on_any_devices(cls, num_towers, devices):
     """On any number of them, wherever the optimizers are made: see default_device_test."""
     first, *others = [trained_bits(cls, num_towers, num_devices) for num_devices in devices]

@@ -34,10 +34,15 @@ def default_device(device):
 
 def model():
     with tf.device("/cpu:0"):
-        return keras.Sequential([
-            keras.Input((6,)), L.Dense(5, activation="tanh"), L.BatchNormalization(),
-            L.Dropout(0.3, seed=1), L.Dense(3, activation="softmax"),
-        ])
+        return keras.Sequential(
+            [
+                keras.Input((6,)),
+                L.Dense(5, activation="tanh"),
+                L.BatchNormalization(),
+                L.Dropout(0.3, seed=1),
+                L.Dense(3, activation="softmax"),
+            ]
+        )
 
 
 def unbuilt():
@@ -81,20 +86,48 @@ class Halved(C.Callback):
 
 # By the name of a case: its policy, whether that of GPUs, and what `fitted` takes.
 FITS = {
-    "a built optimizer that averages, and a learning rate that changes": (False, {
-        "optimizer": built, "validation_split": 0.2, "callbacks": lambda: [
-            Halved(), C.ReduceLROnPlateau("loss", 0.3, 0), C.SwapEMAWeights(swap_on_epoch=True)]}),
-    "a loss scale on GPUs": (True, {"optimizer": lambda _: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.Nadam(0.01), dynamic_growth_steps=2)}),
-    "accumulated gradients": (False, {
-        "optimizer": lambda _: keras.optimizers.AdamW(
-            0.01, gradient_accumulation_steps=2, global_clipnorm=0.1),
-        "steps_per_execution": 3}),
-    "an unbuilt model and a schedule on GPUs": (True, {
-        "make": unbuilt,
-        "optimizer": lambda _: SGD(keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9)}),
-    "layers from outside, and slots of other shapes": (False, {
-        "make": with_layers_from_outside, "optimizer": lambda _: keras.optimizers.Adafactor(0.01)}),
+    "a built optimizer that averages, and a learning rate that changes": (
+        False,
+        {
+            "optimizer": built,
+            "validation_split": 0.2,
+            "callbacks": lambda: [
+                Halved(),
+                C.ReduceLROnPlateau("loss", 0.3, 0),
+                C.SwapEMAWeights(swap_on_epoch=True),
+            ],
+        },
+    ),
+    "a loss scale on GPUs": (
+        True,
+        {
+            "optimizer": lambda _: keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Nadam(0.01), dynamic_growth_steps=2
+            )
+        },
+    ),
+    "accumulated gradients": (
+        False,
+        {
+            "optimizer": lambda _: keras.optimizers.AdamW(
+                0.01, gradient_accumulation_steps=2, global_clipnorm=0.1
+            ),
+            "steps_per_execution": 3,
+        },
+    ),
+    "an unbuilt model and a schedule on GPUs": (
+        True,
+        {
+            "make": unbuilt,
+            "optimizer": lambda _: SGD(
+                keras.optimizers.schedules.CosineDecay(0.1, 8), momentum=0.9
+            ),
+        },
+    ),
+    "layers from outside, and slots of other shapes": (
+        False,
+        {"make": with_layers_from_outside, "optimizer": lambda _: keras.optimizers.Adafactor(0.01)},
+    ),
 }
 
 
@@ -103,7 +136,11 @@ def values(*holders):
 
 
 def fitted(
-    device, make=model, optimizer=lambda _: Adam(0.01), callbacks=list, steps_per_execution=1,
+    device,
+    make=model,
+    optimizer=lambda _: Adam(0.01),
+    callbacks=list,
+    steps_per_execution=1,
     **options,
 ):
     """(all variables, history) of two epochs, with metrics of several kinds."""
@@ -111,11 +148,21 @@ def fitted(
         keras.utils.set_random_seed(3)
         made = make()
         parallel = towers.make_parallel(made, GPUS, num_towers=TOWERS)
-        parallel.compile(optimizer(made), "categorical_crossentropy",
-                         metrics=[keras.metrics.F1Score("macro"), "accuracy"],
-                         steps_per_execution=steps_per_execution)
-        history = parallel.fit(rows()[0], np.eye(3, dtype="float32")[rows()[1]], batch_size=7,
-                               epochs=2, verbose=0, callbacks=callbacks(), **options).history
+        parallel.compile(
+            optimizer(made),
+            "categorical_crossentropy",
+            metrics=[keras.metrics.F1Score("macro"), "accuracy"],
+            steps_per_execution=steps_per_execution,
+        )
+        history = parallel.fit(
+            rows()[0],
+            np.eye(3, dtype="float32")[rows()[1]],
+            batch_size=7,
+            epochs=2,
+            verbose=0,
+            callbacks=callbacks(),
+            **options,
+        ).history
         return values(made, parallel.optimizer), history
 
 
@@ -133,10 +180,14 @@ def test_a_fit_ends_in_the_same_bits_wherever_its_parts_were_made(name, monkeypa
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("options", [
-    {"make": on_two_devices, "optimizer": FITS["a loss scale on GPUs"][1]["optimizer"]},
-    {"optimizer": of_a_variable},
-], ids=["parameters", "learning rate"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"make": on_two_devices, "optimizer": FITS["a loss scale on GPUs"][1]["optimizer"]},
+        {"optimizer": of_a_variable},
+    ],
+    ids=["parameters", "learning rate"],
+)
 def test_what_no_program_of_one_device_can_update_is_updated_by_plain_tensorflow(options, float64):
     """With other bits than XLA's."""
     here, there = (fitted(device, **options)[0] for device in (None, ELSEWHERE))
@@ -146,13 +197,19 @@ def test_what_no_program_of_one_device_can_update_is_updated_by_plain_tensorflow
 
 def test_a_tower_step_ends_in_the_same_bits():
     """An optimizer of many variables; entry_points_test runs a fit on another default device."""
+
     def stepped(device):
         with default_device(device):
             keras.utils.set_random_seed(3)
             step = towers.TowerStep(
-                model(), Adam(0.01, gradient_accumulation_steps=2, global_clipnorm=0.1), LOSS,
-                metrics=[keras.metrics.SparseCategoricalAccuracy()], devices=DEVICES,
-                num_towers=TOWERS, nonfinite="skip", batch_norm="average",
+                model(),
+                Adam(0.01, gradient_accumulation_steps=2, global_clipnorm=0.1),
+                LOSS,
+                metrics=[keras.metrics.SparseCategoricalAccuracy()],
+                devices=DEVICES,
+                num_towers=TOWERS,
+                nonfinite="skip",
+                batch_norm="average",
             )
             x, y = rows()
             step(x[:7], y[:7])
@@ -161,8 +218,10 @@ def test_a_tower_step_ends_in_the_same_bits():
             logs = step(x[14:], y[14:])
             assert int(step.optimizer.iterations) == 1  # of three; with that of NaN it would be 2
             _, gradients = step.gradients(x, y)
-            return ([*values(step.model, step.optimizer), *(g.numpy() for g in gradients)],
-                    {name: float(value) for name, value in logs.items()})
+            return (
+                [*values(step.model, step.optimizer), *(g.numpy() for g in gradients)],
+                {name: float(value) for name, value in logs.items()},
+            )
 
     assert_same_bits(stepped(None), stepped(ELSEWHERE))
 
@@ -178,12 +237,25 @@ def test_tower_t_runs_on_device_t_times_D_over_T_and_the_update_on_cpu_0(num_tow
     steps = []
 
     def train():
-        model = keras.Sequential([
-            keras.Input((8, 8, 1)), L.Conv2D(4, 3), L.BatchNormalization(), L.Flatten(), L.Dense(2)
-        ])
-        steps.append(towers.TowerStep(
-            model, "adam", "mse", num_towers=num_towers, batch_norm="average",
-            devices=towers.tower_devices(num_devices, "cpu")))
+        model = keras.Sequential(
+            [
+                keras.Input((8, 8, 1)),
+                L.Conv2D(4, 3),
+                L.BatchNormalization(),
+                L.Flatten(),
+                L.Dense(2),
+            ]
+        )
+        steps.append(
+            towers.TowerStep(
+                model,
+                "adam",
+                "mse",
+                num_towers=num_towers,
+                batch_norm="average",
+                devices=towers.tower_devices(num_devices, "cpu"),
+            )
+        )
         steps[0](np.ones((9, 8, 8, 1), "float32"), np.ones((9, 2), "float32"))
 
     partitions = [g for g in partition_graphs(train) if any("CPU:1" in n.device for n in g.node)]
@@ -194,8 +266,12 @@ def test_tower_t_runs_on_device_t_times_D_over_T_and_the_update_on_cpu_0(num_tow
     assert found == [t * num_devices // num_towers for t in range(num_towers)]
     for variable in [*step.model.variables, *step.optimizer.variables]:
         assert variable.value.device.endswith("CPU:0"), variable.path
-    received = [n.attr["tensor_name"].s.decode() for graph in partitions for n in graph.node
-                if n.op == "_Recv" and b"ReadVariableOp" in n.attr["tensor_name"].s]
+    received = [
+        n.attr["tensor_name"].s.decode()
+        for graph in partitions
+        for n in graph.node
+        if n.op == "_Recv" and b"ReadVariableOp" in n.attr["tensor_name"].s
+    ]
     assert received
     assert len(received) == len(set(received))
     assert len(received) <= len(step.model.variables) + len(step.optimizer.variables)

@@ -60,9 +60,17 @@ np.savez(sys.argv[1], *[variable.numpy() for variable in model.weights])
 def _train_weights(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("train")
     done = processes.run(
-        TRAIN, "--model=tests.resuming:model", "--dataset=tests.resuming:data", "--device=cpu",
-        f"--num_gpus={DEVICES}", f"--num_towers={TOWERS}", f"--batch_size={BATCH}",
-        f"--epochs={EPOCHS}", f"--seed={SEED}", "--run_dir=run", cwd=cwd,
+        TRAIN,
+        "--model=tests.resuming:model",
+        "--dataset=tests.resuming:data",
+        "--device=cpu",
+        f"--num_gpus={DEVICES}",
+        f"--num_towers={TOWERS}",
+        f"--batch_size={BATCH}",
+        f"--epochs={EPOCHS}",
+        f"--seed={SEED}",
+        "--run_dir=run",
+        cwd=cwd,
         environment=environment(),
     )
     assert done.returncode == 0, done.stderr

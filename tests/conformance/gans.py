@@ -84,7 +84,8 @@ class WassersteinGAN(GAN):
                 slope = inner.gradient(scores, [between])[0]
                 penalty = tf.reduce_mean((tf.norm(slope, axis=1) - 1.0) ** 2)
                 d_loss = tf.reduce_mean(self.discriminator(fake)) - tf.reduce_mean(
-                    self.discriminator(real))
+                    self.discriminator(real)
+                )
                 d_loss += 10.0 * penalty
             update(self.d_optimizer, tape, d_loss, weights)
         for weight in weights:

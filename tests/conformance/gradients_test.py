@@ -59,19 +59,35 @@ def relative_difference(ours, theirs):
 
 
 @pytest.mark.telling(  # the other models are similar to one of these
-    "resnet20-3", "two_outputs_dict-3", "nested_outputs-3", "embedding-3", "ragged_output-3",
-    "sparse-3", "masked_gru-3", "activity-3", "adds_loss-3", "weights_of_both_signs-3", "sum-3")
+    "resnet20-3",
+    "two_outputs_dict-3",
+    "nested_outputs-3",
+    "embedding-3",
+    "ragged_output-3",
+    "sparse-3",
+    "masked_gru-3",
+    "activity-3",
+    "adds_loss-3",
+    "weights_of_both_signs-3",
+    "sum-3",
+)
 @pytest.mark.parametrize("num_towers", TOWERS)
 @pytest.mark.parametrize("case", CASES.values(), ids=str)
 def test_the_averaged_gradient_is_the_full_batch_gradient(case: Case, num_towers: int, float64):
     model = make_model(case)
-    step = TowerStep(model, "sgd", **case.compile, num_towers=num_towers,
-                     devices=devices.tower_devices(num_towers, "cpu"),
-                     jit_compile=False)  # step/xla_test compares programs of XLA
+    step = TowerStep(
+        model,
+        "sgd",
+        **case.compile,
+        num_towers=num_towers,
+        devices=devices.tower_devices(num_towers, "cpu"),
+        jit_compile=False,
+    )  # step/xla_test compares programs of XLA
     for size, (expected_loss, expected) in expected_gradients(case.name).items():
         loss, gradients = step.gradients(*case.batch(size, np.random.default_rng(size)))
         assert relative_difference(loss, expected_loss) < 1e-10, f"loss, batch {size}"
-        for variable, ours, theirs in zip(model.trainable_variables, gradients, expected,
-                                          strict=True):
+        for variable, ours, theirs in zip(
+            model.trainable_variables, gradients, expected, strict=True
+        ):
             assert relative_difference(ours, theirs) < 1e-10, f"{variable.path}, batch {size}"
     assert len(step.traces) == 1, "a partial batch must not be traced anew"

@@ -74,6 +74,7 @@ def reading(make_variable):
 
 def several_variables(of_rows):
     """A frozen network, a weight that each step assigns, a decay by hand."""
+
     def make():
         model, annealed = network(), keras.Variable(2.0)
         frozen = keras.Sequential([keras.Input((2,)), L.Dense(3), L.BatchNormalization()])
@@ -94,7 +95,8 @@ def of_one_output():
     keras.utils.set_random_seed(1)
     outputs = {"a": L.Dense(2, "sigmoid", name="a")(x), "b": L.Dense(2, name="b")(x)}
     return keras.Model(x, outputs), {
-        "loss": {"a": "dice", "b": masked}, "metrics": {"b": [masked, "mse"]},
+        "loss": {"a": "dice", "b": masked},
+        "metrics": {"b": [masked, "mse"]},
     }
 
 
@@ -124,7 +126,7 @@ def contrast(y, embeddings):
 
 class Contrasts(keras.Sequential):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return contrast(y, y_pred) + 0.1 * tf.reduce_mean(y_pred ** 2)
+        return contrast(y, y_pred) + 0.1 * tf.reduce_mean(y_pred**2)
 
 
 class OfEachRow(keras.Sequential):
@@ -154,9 +156,13 @@ CASES = {
     "halves": lambda: (network(), {"loss": halves}),
     "pairs": lambda: (network(), {"loss": pairs}),
     "sum": lambda: (
-        network(kernel_regularizer="l2"), {"loss": lambda y, y_pred: tf.nn.l2_loss(y - y_pred)}),
+        network(kernel_regularizer="l2"),
+        {"loss": lambda y, y_pred: tf.nn.l2_loss(y - y_pred)},
+    ),
     "chosen values": lambda: (
-        network(), {"loss": lambda y, y_pred: tf.gather_nd((y - y_pred) ** 2, tf.where(y > 0))}),
+        network(),
+        {"loss": lambda y, y_pred: tf.gather_nd((y - y_pred) ** 2, tf.where(y > 0))},
+    ),
     "compute_loss of each row": lambda: (network(OfEachRow), {"loss": None}),
     "several outputs": of_one_output,
     "weight of a loss": of_weighted_outputs,
@@ -168,7 +174,9 @@ CASES = {
     "gather in a loss": lambda: (network(), {"loss": contrast}),
     "gather in a layer and in compute_loss": centered,
     "tracked activity": lambda: (
-        network(Tracks, kernel_regularizer="l2", activity_regularizer="l2"), {"loss": None}),
+        network(Tracks, kernel_regularizer="l2", activity_regularizer="l2"),
+        {"loss": None},
+    ),
 }
 
 
@@ -176,24 +184,35 @@ def run(make, num_towers):
     """Logs of two epochs and an evaluation, the weights, and predictions."""
     model, options = make()
     weights, predicts = options.pop("weights", None), options.pop("predicts", False)
-    y = {name: np.abs(MISSING) for name in model.output_names} if (
-        isinstance(options["loss"], dict)) else MISSING
+    y = (
+        {name: np.abs(MISSING) for name in model.output_names}
+        if (isinstance(options["loss"], dict))
+        else MISSING
+    )
     if num_towers:
         model = towers.make_parallel(model, min(2, num_towers), num_towers=num_towers)
     # Keras' own model runs eagerly, which is faster; with several losses their means would differ.
     is_eager = not (num_towers or isinstance(options["loss"], dict))
     model.compile(keras.optimizers.SGD(0.1), jit_compile=False, run_eagerly=is_eager, **options)
-    history = model.fit(X, y, batch_size=14, epochs=2, shuffle=False, sample_weight=weights,
-                        verbose=0).history
+    history = model.fit(
+        X, y, batch_size=14, epochs=2, shuffle=False, sample_weight=weights, verbose=0
+    ).history
     values = model.evaluate(X, y, batch_size=len(X), sample_weight=weights, verbose=0)
     predictions = model.predict(X, batch_size=7, verbose=0) if predicts else 0.0
-    return history | {"evaluation": values, "predictions": predictions, "weights": np.concatenate(
-        [w.ravel() for w in model.get_weights()])}
+    return history | {
+        "evaluation": values,
+        "predictions": predictions,
+        "weights": np.concatenate([w.ravel() for w in model.get_weights()]),
+    }
 
 
 @pytest.mark.telling(
-    "3-weighted by hand", "3-several outputs", "3-variables", "3-variables and a mask",
-    "3-tracked activity", "3-gather in a layer and in compute_loss",
+    "3-weighted by hand",
+    "3-several outputs",
+    "3-variables",
+    "3-variables and a mask",
+    "3-tracked activity",
+    "3-gather in a layer and in compute_loss",
 )
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("num_towers", [1, 3, 8])  # of 3 towers, one has no rows of 2

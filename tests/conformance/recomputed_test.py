@@ -50,8 +50,12 @@ class Block(L.Layer):
 
 def noisy(remat):
     """Dropout, statistics, a kernel that is assigned, and a block inside of a block."""
-    inner = [L.BatchNormalization(), L.SpectralNormalization(L.Dense(6)), L.Dropout(0.3, seed=3),
-             Block([L.Dense(6, activation="gelu", activity_regularizer="l2")], remat)]
+    inner = [
+        L.BatchNormalization(),
+        L.SpectralNormalization(L.Dense(6)),
+        L.Dropout(0.3, seed=3),
+        Block([L.Dense(6, activation="gelu", activity_regularizer="l2")], remat),
+    ]
     return keras.Sequential([keras.Input((6,)), Block(inner, remat), L.Dense(3)])
 
 
@@ -91,8 +95,13 @@ def trained(build, remat, **options):
     """All variables after 3 steps of 2 towers."""
     keras.utils.set_random_seed(1)
     model = build(remat)
-    step = TowerStep(model, keras.optimizers.SGD(0.1, momentum=0.9), "mse",
-                     devices=devices.tower_devices(2, "cpu"), **options)
+    step = TowerStep(
+        model,
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        "mse",
+        devices=devices.tower_devices(2, "cpu"),
+        **options,
+    )
     for _ in range(3):
         step.train_batch(*batch())
     return [v.numpy() for v in model.variables]
@@ -159,8 +168,11 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 @pytest.mark.matrix
 def test_a_step_takes_a_part_of_the_memory():
     peaks = [
-        int(subprocess.run([sys.executable, "-c", PEAK, how], stdout=subprocess.PIPE, text=True,
-                           check=True).stdout.split()[-1])
+        int(
+            subprocess.run(
+                [sys.executable, "-c", PEAK, how], stdout=subprocess.PIPE, text=True, check=True
+            ).stdout.split()[-1]
+        )
         for how in ("remat", "plain")
     ]
     assert peaks[0] < peaks[1] / 2

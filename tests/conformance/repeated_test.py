@@ -78,9 +78,13 @@ TELLING = ["wide_fan_out", "own_step", "embedding"]
 REST = [case.name for case in [*BUILT_IN, *ODD] if case.name not in TELLING]
 
 
-@pytest.mark.parametrize("names", [
-    pytest.param(TELLING, id="telling"), pytest.param(REST, id="rest", marks=pytest.mark.matrix),
-])
+@pytest.mark.parametrize(
+    "names",
+    [
+        pytest.param(TELLING, id="telling"),
+        pytest.param(REST, id="rest", marks=pytest.mark.matrix),
+    ],
+)
 def test_a_gradient_has_the_same_bits_every_time(names):
     done = processes.run("-m", "tests.conformance.repeated_test", *names, cwd=ROOT)
     assert done.returncode == 0, done.stderr

@@ -23,8 +23,13 @@ def train(build, batches, num_towers, num_devices, **options):
     keras.utils.set_random_seed(3)
     model = build()
     optimizer = keras.optimizers.Adam(0.01, global_clipnorm=options.pop("global_clipnorm", None))
-    step = TowerStep(model, optimizer, num_towers=num_towers,
-                     devices=devices.tower_devices(num_devices, "cpu"), **options)
+    step = TowerStep(
+        model,
+        optimizer,
+        num_towers=num_towers,
+        devices=devices.tower_devices(num_devices, "cpu"),
+        **options,
+    )
     digest = hashlib.sha256()
     for batch in batches:
         digest.update(bits(np.float64(step(*batch)["loss"])))
@@ -35,8 +40,10 @@ def train(build, batches, num_towers, num_devices, **options):
 
 def image_batches():
     rng = np.random.default_rng(0)
-    return [(rng.normal(size=(n, *SHAPE)).astype("float32"), rng.integers(0, CLASSES, n))
-            for n in BATCHES]
+    return [
+        (rng.normal(size=(n, *SHAPE)).astype("float32"), rng.integers(0, CLASSES, n))
+        for n in BATCHES
+    ]
 
 
 def assert_same_bits(build, batches, num_towers, choices, **options):
@@ -72,8 +79,14 @@ def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
 @pytest.mark.matrix
 @pytest.mark.parametrize("num_towers", [3, 6])
 def test_odd_tower_counts_give_the_same_bits_on_any_number_of_devices(num_towers):
-    assert_same_bits(built_in("notebook_cnn"), image_batches(), num_towers, devices_of(1, 2, 3),
-                     loss=LABELS, global_clipnorm=0.1)
+    assert_same_bits(
+        built_in("notebook_cnn"),
+        image_batches(),
+        num_towers,
+        devices_of(1, 2, 3),
+        loss=LABELS,
+        global_clipnorm=0.1,
+    )
 
 
 def odd_batches(case):

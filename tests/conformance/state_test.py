@@ -48,8 +48,13 @@ def trained(make_layers, num_towers, num_devices=1, is_custom=False):
         model = type("Custom", (keras.Sequential,), {"train_step": step})(model.layers)
         model = towers.make_parallel(model, num_devices, num_towers=num_towers)
     if num_towers and not is_custom:
-        step = towers.TowerStep(model, keras.optimizers.SGD(0.1), "mse", num_towers=num_towers,
-                                devices=towers.tower_devices(num_devices, "cpu"))
+        step = towers.TowerStep(
+            model,
+            keras.optimizers.SGD(0.1),
+            "mse",
+            num_towers=num_towers,
+            devices=towers.tower_devices(num_devices, "cpu"),
+        )
     else:
         model.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=not num_towers)
         step = model.train_on_batch
@@ -87,7 +92,8 @@ class CountsInBatchNormalization(L.BatchNormalization):
     def build(self, shape):
         super().build(shape)
         self.count = self.add_weight(
-            shape=(), dtype="int64", initializer="zeros", trainable=False, name="count")
+            shape=(), dtype="int64", initializer="zeros", trainable=False, name="count"
+        )
 
     def call(self, x, training=None):
         self.count.assign(self.count + 1)
@@ -106,8 +112,10 @@ def test_state_is_what_keras_makes_of_the_whole_batch(float64):
     expected = trained(stateful_layers, 0)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        found = [trained(stateful_layers, 3, num_devices=2),
-                 trained(stateful_layers, 3, is_custom=True)]
+        found = [
+            trained(stateful_layers, 3, num_devices=2),
+            trained(stateful_layers, 3, is_custom=True),
+        ]
     for variables in found:
         assert list(variables) == list(expected)
         for name, value in variables.items():
@@ -131,6 +139,7 @@ def test_state_that_inference_assigns_is_kept_as_by_keras(float64):
 
 def test_float8_layers_keep_the_largest_values_of_the_whole_batch():
     """Their scales take the place of gradients, which must not be added up."""
+
     def scales(num_towers):
         keras.utils.set_random_seed(0)
         model = keras.Sequential([keras.Input((8,)), L.Dense(8, dtype="float8_from_float32")])
@@ -159,14 +168,16 @@ def fitted(num_towers=None, num_devices=1, kind=keras.Sequential, **batch_norm):
     model.compile("sgd", loss, metrics=["accuracy"], jit_compile=False, run_eagerly=not num_towers)
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(22, 6, 6, 1)), rng.integers(0, 3, 22)
-    history = model.fit(x, y, batch_size=6, epochs=2, shuffle=False, verbose=0,
-                        validation_data=(x[:9], y[:9])).history
+    history = model.fit(
+        x, y, batch_size=6, epochs=2, shuffle=False, verbose=0, validation_data=(x[:9], y[:9])
+    ).history
     return model, history
 
 
 @pytest.mark.telling("3-all")
 @pytest.mark.parametrize(
-    "options", [{}, {"batch_norm": "synchronized"}, {"kind": Own}], ids=["layer", "all", "own"])
+    "options", [{}, {"batch_norm": "synchronized"}, {"kind": Own}], ids=["layer", "all", "own"]
+)
 @pytest.mark.parametrize("num_towers", [3, 8])
 def test_synchronized_statistics_are_those_of_the_full_batch(num_towers, options, float64):
     theirs, expected = fitted()

@@ -41,6 +41,7 @@ def update(model, tape, loss):
 
 def step_of(loss_of):
     """A step that minimizes loss_of(model, x, y), and returns it as "loss"."""
+
     def step(model, data):
         with tf.GradientTape() as tape:
             loss = loss_of(model, *data[:2])
@@ -71,7 +72,8 @@ def fit_alike(make, *data, num_towers=4, eagerly=True, **options):
         np.testing.assert_allclose(histories[1][name], values, rtol=1e-10, err_msg=name)
     for theirs, ours in zip(*(model.variables for model in trained), strict=True):
         np.testing.assert_allclose(
-            ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-11, err_msg=ours.path)
+            ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-11, err_msg=ours.path
+        )
     return trained
 
 

@@ -61,8 +61,14 @@ def kinds(num_towers):
         options = found[name].keywords
         found[f"small_{name}"] = partial(train, num_towers, small, image, max_devices=2, **options)
     found["small_sharded"] = partial(
-        images, wide, image, max_devices=2, strategy="sharded", policy=GPU,
-        batch_norm="synchronized")
+        images,
+        wide,
+        image,
+        max_devices=2,
+        strategy="sharded",
+        policy=GPU,
+        batch_norm="synchronized",
+    )
     found["small_own_rows"] = partial(images, small, weighted, max_devices=2, own_rows=True)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for name, make, data in [*OWN, OwnCase("everything", Everything, tokens)]:
@@ -86,10 +92,16 @@ def small():
 
 def wide():
     """The first kernel has rows that are long enough to be cut into slices."""
-    return keras.Sequential([
-        keras.Input(SHAPE), L.Flatten(), L.Dense(67, activation="tanh"), L.BatchNormalization(),
-        L.Dropout(0.2), L.Dense(CLASSES, activation="softmax"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input(SHAPE),
+            L.Flatten(),
+            L.Dense(67, activation="tanh"),
+            L.BatchNormalization(),
+            L.Dropout(0.2),
+            L.Dense(CLASSES, activation="softmax"),
+        ]
+    )
 
 
 def image(num_examples, rng):
@@ -116,8 +128,13 @@ def train(num_towers, build, batch, *, optimizer=None, poisoned=None, max_device
     if poisoned is not None:
         batches[poisoned][0][0] = np.nan
     each = -(-num_towers // cluster.num_workers)
-    step = towers.TowerStep(model, optimizer or keras.optimizers.Adam(0.01), num_towers=num_towers,
-                            devices=towers.tower_devices(min(max_devices, each), "cpu"), **options)
+    step = towers.TowerStep(
+        model,
+        optimizer or keras.optimizers.Adam(0.01),
+        num_towers=num_towers,
+        devices=towers.tower_devices(min(max_devices, each), "cpu"),
+        **options,
+    )
     if step.own_rows is not None:  # NaN would spread from each row that is not this worker's
         for x, y, sample_weight in batches:
             others = ~step.own_rows(len(x)).numpy()
@@ -144,8 +161,7 @@ def fit(num_towers, make, data, batch_norm="synchronized"):
     """
     keras.utils.set_random_seed(3)
     each = -(-num_towers // workers.join_workers().num_workers)
-    model = towers.make_parallel(
-        make(), min(each, 2), num_towers=num_towers, batch_norm=batch_norm)
+    model = towers.make_parallel(make(), min(each, 2), num_towers=num_towers, batch_norm=batch_norm)
     options = {"batch_size": 16 if num_towers < 6 else 4, "verbose": 0}
     values = data(22, np.random.default_rng(22))
     found = [model.fit(*values[:2], epochs=2, shuffle=False, **options).history]
@@ -165,9 +181,14 @@ class Everything(keras.Model):
     def __init__(self):
         super().__init__()
         self.embed, self.places = L.Embedding(9, 4), L.Embedding(5, 4)
-        self.head = keras.Sequential([
-            keras.Input((4,)), L.BatchNormalization(), L.Dropout(0.3, seed=1), L.Dense(2),
-        ])
+        self.head = keras.Sequential(
+            [
+                keras.Input((4,)),
+                L.BatchNormalization(),
+                L.Dropout(0.3, seed=1),
+                L.Dense(2),
+            ]
+        )
         self.largest = self.add_weight(shape=(2,), initializer="zeros", trainable=False)
         self.slow = keras.optimizers.Adam(0.1)
         self.compile("sgd", "mse", metrics=["mae"], jit_compile=False)
@@ -208,6 +229,7 @@ def tokens(num_examples, rng):
 
 def masked():
     """A compiled loss that is neither a mean nor a sum, which the towers' rows are gathered for."""
+
     def loss(y, y_pred):
         mask = tf.cast(y > 0, y_pred.dtype)
         return tf.reduce_sum((y - y_pred) ** 2 * mask) / tf.reduce_sum(mask)
@@ -218,8 +240,17 @@ def masked():
 
 
 QUICK = ("cnn", "synchronized", "skip", "masked_gru", "two_outputs", "noise", "keeps")
-REST = ("resnet20", "embedding", "sample_weight", "adds_loss", "gru", "tower0", "as_gpus",
-        "schedule", "ragged_output")
+REST = (
+    "resnet20",
+    "embedding",
+    "sample_weight",
+    "adds_loss",
+    "gru",
+    "tower0",
+    "as_gpus",
+    "schedule",
+    "ragged_output",
+)
 FAR = ("synchronized", "mirrored", "stages")  # statistics, parameters, activations travel, too
 SMALL = tuple(f"small_{name}" for name in (*FAR, "sharded", "own_rows"))
 OWN_FEW = "own_gan", "own_everything", "own_loss"
@@ -242,20 +273,23 @@ def alone(num_towers, kinds):
 
 
 @pytest.mark.timeout(3600)
-@pytest.mark.parametrize("num_towers, worker_counts, kinds", [
-    # Worker 1 has towers 1 and 2, from both halves of the tree of sums.
-    (3, [2], ("small_sharded", "own_gan")),
-    pytest.param(5, [2], (*SMALL[:3], "own_gan"), marks=pytest.mark.matrix),
-    pytest.param(6, [3], (*SMALL, "own_everything", "own_loss"), marks=pytest.mark.matrix),
-    pytest.param(3, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
-    pytest.param(8, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
-    pytest.param(6, [3], FAR, marks=pytest.mark.matrix),
-    pytest.param(6, [3], ("embedding", "sparse", "ragged"), marks=pytest.mark.matrix),
-    pytest.param(4, [2], QUICK, marks=pytest.mark.matrix),
-    pytest.param(4, [4], QUICK + REST, marks=pytest.mark.matrix),
-    pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.matrix),
-    pytest.param(8, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.matrix),
-])
+@pytest.mark.parametrize(
+    "num_towers, worker_counts, kinds",
+    [
+        # Worker 1 has towers 1 and 2, from both halves of the tree of sums.
+        (3, [2], ("small_sharded", "own_gan")),
+        pytest.param(5, [2], (*SMALL[:3], "own_gan"), marks=pytest.mark.matrix),
+        pytest.param(6, [3], (*SMALL, "own_everything", "own_loss"), marks=pytest.mark.matrix),
+        pytest.param(3, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
+        pytest.param(8, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
+        pytest.param(6, [3], FAR, marks=pytest.mark.matrix),
+        pytest.param(6, [3], ("embedding", "sparse", "ragged"), marks=pytest.mark.matrix),
+        pytest.param(4, [2], QUICK, marks=pytest.mark.matrix),
+        pytest.param(4, [4], QUICK + REST, marks=pytest.mark.matrix),
+        pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.matrix),
+        pytest.param(8, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.matrix),
+    ],
+)
 def test_any_number_of_workers_gives_the_bits_of_one_process(num_towers, worker_counts, kinds):
     assert set(alone(num_towers, kinds)) == set(kinds)
     for num_workers in worker_counts:

@@ -22,8 +22,12 @@ LOSS = "sparse_categorical_crossentropy"
 
 
 def embedded(width=5):
-    return [keras.Input((6,), dtype="int32"), L.Embedding(20, width), L.Flatten(),
-            L.Dense(3, activation="softmax")]
+    return [
+        keras.Input((6,), dtype="int32"),
+        L.Embedding(20, width),
+        L.Flatten(),
+        L.Dense(3, activation="softmax"),
+    ]
 
 
 def wide():
@@ -48,9 +52,16 @@ class Table(L.Embedding):
 
 def odd():
     """A table, a kernel with a constraint, statistics."""
-    return [keras.Input((6,)), Table(20, 70), L.Conv1D(66, 3, strides=3, use_bias=False),
-            L.BatchNormalization(), Adds(), L.Flatten(),
-            L.Dense(64, kernel_constraint="max_norm", use_bias=False), wide()[2]]
+    return [
+        keras.Input((6,)),
+        Table(20, 70),
+        L.Conv1D(66, 3, strides=3, use_bias=False),
+        L.BatchNormalization(),
+        Adds(),
+        L.Flatten(),
+        L.Dense(64, kernel_constraint="max_norm", use_bias=False),
+        wide()[2],
+    ]
 
 
 def make_step(strategy="mirrored", num_devices=3, **options):
@@ -83,8 +94,11 @@ OPTIONS = {
     "clipped": {"optimizer": lambda: keras.optimizers.Adam(global_clipnorm=0.1)},
     "decaying": {"optimizer": decaying},
     "accumulated": {"optimizer": lambda: keras.optimizers.AdamW(gradient_accumulation_steps=2)},
-    "scaled": {"optimizer": lambda: keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.SGD(0.1, momentum=0.9))},
+    "scaled": {
+        "optimizer": lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.9)
+        )
+    },
     "skip": {"nonfinite": "skip"},
     "synchronized": {"batch_norm": "synchronized"},
     "embedded": {"layers": embedded},
@@ -100,8 +114,10 @@ def test_copies_have_the_bits_of_one_set_of_parameters(name):
     """4 towers share 3 devices. Some batches are partial; "skip" leaves one of them out."""
     options = dict(OPTIONS[name])
     make = options.pop("optimizer", lambda: "adam")
-    steps = [make_step(strategy, optimizer=make(), **options)
-             for strategy in ("parameter_server", "mirrored")]
+    steps = [
+        make_step(strategy, optimizer=make(), **options)
+        for strategy in ("parameter_server", "mirrored")
+    ]
     found = [trained(step, name == "skip") for step in steps]
     assert found[0] == found[1]
     assert steps[0].test_batch(*batch(7)) == steps[1].test_batch(*batch(7))
@@ -109,13 +125,18 @@ def test_copies_have_the_bits_of_one_set_of_parameters(name):
 
 ALL = {
     "averaged": lambda: optimizers.Adam(
-        0.1, use_ema=True, weight_decay=0.1, ema_overwrite_frequency=3),
+        0.1, use_ema=True, weight_decay=0.1, ema_overwrite_frequency=3
+    ),
     "momentum": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "accumulated": lambda: optimizers.AdamW(gradient_accumulation_steps=2, clipvalue=0.01),
-    "decaying": decaying, "RMSprop": lambda: optimizers.RMSprop(centered=True),
-    **{kind: getattr(optimizers, kind) for kind in ("Adagrad", "Adadelta", "Adamax", "Nadam",
-                                                    "Lion")},
-    "whole": lambda: optimizers.Adafactor(0.1), "clipped": lambda: optimizers.SGD(clipnorm=0.1),
+    "decaying": decaying,
+    "RMSprop": lambda: optimizers.RMSprop(centered=True),
+    **{
+        kind: getattr(optimizers, kind)
+        for kind in ("Adagrad", "Adadelta", "Adamax", "Nadam", "Lion")
+    },
+    "whole": lambda: optimizers.Adafactor(0.1),
+    "clipped": lambda: optimizers.SGD(clipnorm=0.1),
     "clipped together": lambda: optimizers.Adam(global_clipnorm=0.1),
     "scaled": lambda: optimizers.LossScaleOptimizer(optimizers.SGD(0.1, momentum=0.9)),
 }
@@ -125,8 +146,14 @@ ALL = {
 def alike(optimizer, count):
     """Steps of each strategy that have made the same updates, and all that came out of each."""
     steps = [
-        make_step(strategy, devices, num_towers=max(4, count), optimizer=ALL[optimizer](),
-                  layers=odd, nonfinite="skip")
+        make_step(
+            strategy,
+            devices,
+            num_towers=max(4, count),
+            optimizer=ALL[optimizer](),
+            layers=odd,
+            nonfinite="skip",
+        )
         for strategy, devices in [("parameter_server", 1), ("mirrored", count), ("sharded", count)]
     ]
     return steps, [trained(step, poisoned=True) for step in steps]
@@ -147,6 +174,7 @@ def test_copies_and_slices_have_the_bits_of_one_device(optimizer, count):
 
 def test_each_device_updates_what_it_copies_or_owns():
     """The graph: how many variables are assigned to on the second and third device."""
+
     def assigned(strategy):
         optimizer = optimizers.SGD(0.1, momentum=0.9)
         step = make_step(strategy, 3, optimizer=optimizer, layers=wide)
@@ -165,8 +193,10 @@ def test_a_checkpoint_of_one_strategy_is_read_by_another(tmp_path):
     steps, _ = alike("averaged", 3)
     steps[0].train_batch(*batch(9))
     for before, after in itertools.pairwise(steps):
-        saved, new = ({name: variables_of(step)[name] for name in ("model", "optimizer")}
-                      for step in (before, after))
+        saved, new = (
+            {name: variables_of(step)[name] for name in ("model", "optimizer")}
+            for step in (before, after)
+        )
         assign_arrays(new, copy_arrays(saved), tmp_path)
     for step in steps:
         step.train_batch(*batch(9))
@@ -191,14 +221,24 @@ def test_the_next_call_uses_values_that_other_code_has_assigned():
 
 def test_steps_of_several_strategies_follow_each_other():
     """Slots move to the devices of the newest step."""
+
     def make(strategy, count):
         devices = [f"/cpu:{i}" for i in range(count)]
-        return towers.TowerStep(whole.model, whole.optimizer, LOSS, strategy=strategy, policy=GPU,
-                                devices=devices, num_towers=3)
+        return towers.TowerStep(
+            whole.model,
+            whole.optimizer,
+            LOSS,
+            strategy=strategy,
+            policy=GPU,
+            devices=devices,
+            num_towers=3,
+        )
 
     found = []
-    for order in ([("parameter_server", 1)] * 4,
-                  [("sharded", 2), ("sharded", 3), ("mirrored", 2), ("parameter_server", 1)]):
+    for order in (
+        [("parameter_server", 1)] * 4,
+        [("sharded", 2), ("sharded", 3), ("mirrored", 2), ("parameter_server", 1)],
+    ):
         whole = make_step("parameter_server", 1, layers=wide, num_towers=3)
         for each in order:
             make(*each).train_batch(*batch(8))
@@ -217,12 +257,21 @@ def test_devices_that_share_a_memory_need_no_copies_and_a_warning_says_so():
     assert step.strategy.num_copies == 0
 
 
-@pytest.mark.parametrize("act, message", [
-    (lambda: make_step("everywhere"), "'everywhere'.* must be one of parameter_server, mirr"),
-    (lambda: make_step("async"), "strategy=async: towers is synchronous.* experiments.staleness"),
-    (lambda: make_parallel("async"), "strategy=async: .* strategy=parameter_server"),
-    (lambda: make_step(devices=["/cpu:1", "/cpu:2"]), r"is on /cpu:0, .* tf.device\('/cpu:1'\)"),
-])
+@pytest.mark.parametrize(
+    "act, message",
+    [
+        (lambda: make_step("everywhere"), "'everywhere'.* must be one of parameter_server, mirr"),
+        (
+            lambda: make_step("async"),
+            "strategy=async: towers is synchronous.* experiments.staleness",
+        ),
+        (lambda: make_parallel("async"), "strategy=async: .* strategy=parameter_server"),
+        (
+            lambda: make_step(devices=["/cpu:1", "/cpu:2"]),
+            r"is on /cpu:0, .* tf.device\('/cpu:1'\)",
+        ),
+    ],
+)
 def test_a_strategy_that_cannot_be_used_is_an_error(act, message):
     with pytest.raises(ValueError, match=message):
         act()
@@ -239,8 +288,10 @@ def test_a_variable_that_an_optimizer_hides_is_read_on_the_first_device(strategy
             super().update_step(gradient, variable, self.hidden[0])
             self.hidden[0].assign(0.9 * self.hidden[0])
 
-    steps = [make_step(name, 2, optimizer=Hides(), num_towers=2, layers=wide)
-             for name in ("parameter_server", strategy)]
+    steps = [
+        make_step(name, 2, optimizer=Hides(), num_towers=2, layers=wide)
+        for name in ("parameter_server", strategy)
+    ]
     assert trained(steps[0]) == trained(steps[1])
 
 
@@ -276,9 +327,15 @@ def fitted(strategy, callback):
 
 @pytest.mark.telling("SwapEMAWeights-sharded")
 @pytest.mark.parametrize("strategy", ["mirrored", "sharded"])
-@pytest.mark.parametrize("callback", [
-    Shrinks, ShrinksEachStep, functools.partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True),
-], ids=["epochs", "steps", "SwapEMAWeights"])
+@pytest.mark.parametrize(
+    "callback",
+    [
+        Shrinks,
+        ShrinksEachStep,
+        functools.partial(keras.callbacks.SwapEMAWeights, swap_on_epoch=True),
+    ],
+    ids=["epochs", "steps", "SwapEMAWeights"],
+)
 def test_a_fit_uses_the_values_that_callbacks_assign(callback, strategy, monkeypatch, recwarn):
     """SwapEMAWeights assigns past Keras' variables, before and after each evaluation."""
     monkeypatch.setenv(REHEARSAL, "1")

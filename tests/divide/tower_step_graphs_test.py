@@ -46,7 +46,8 @@ def test_a_sum_that_a_models_own_loss_is_counts_by_its_rows(float64):
         loss, gradients = step.gradients(x, y)
         step.reset_metrics()
         for ours, theirs in [
-            (loss, expected), (step.test_batch(x, y)["loss"], expected),
+            (loss, expected),
+            (step.test_batch(x, y)["loss"], expected),
             *zip(gradients, tape.gradient(expected, model.trainable_variables), strict=True),
         ]:
             np.testing.assert_allclose(ours, theirs, rtol=1e-12)
@@ -67,7 +68,7 @@ def test_a_structure_is_traced_once_whatever_the_number_of_rows_and_placed_shard
 
 
 def test_arrays_lie_in_the_cpus_memory_whatever_the_default_device_and_tensors_where_they_are(
-    monkeypatch
+    monkeypatch,
 ):
     """Else the first GPU would take a whole batch, which then came back to be split."""
     seen = []
@@ -110,8 +111,12 @@ def operations_in(directory):
     """How many operations of each type ran, by a profile; its events are called "node:type"."""
     (path,) = directory.glob("plugins/profile/*/*.xplane.pb")
     planes = xplane_pb2.XSpace.FromString(path.read_bytes()).planes
-    return collections.Counter(plane.event_metadata[event.metadata_id].name.rpartition(":")[2]
-                               for plane in planes for line in plane.lines for event in line.events)
+    return collections.Counter(
+        plane.event_metadata[event.metadata_id].name.rpartition(":")[2]
+        for plane in planes
+        for line in plane.lines
+        for event in line.events
+    )
 
 
 def test_no_gradient_of_a_bias_is_joined_with_a_filters(tmp_path):

@@ -261,10 +261,13 @@ def assert_same(first, second):
         assert a.numpy().tobytes() == b.numpy().tobytes(), a.path
 
 
-@pytest.mark.parametrize("value, message", [
-    (-1.0, "the loss of tower 2 on /cpu:1 is NaN or infinite."),
-    (0.0, "the gradient of m/root/offset in tower 2 on /cpu:1 is NaN or infinite."),
-])
+@pytest.mark.parametrize(
+    "value, message",
+    [
+        (-1.0, "the loss of tower 2 on /cpu:1 is NaN or infinite."),
+        (0.0, "the gradient of m/root/offset in tower 2 on /cpu:1 is NaN or infinite."),
+    ],
+)
 def test_stop_names_the_tower_and_the_variable(value, message):
     step = make_step(roots(L.Dense(4, kernel_regularizer="l2")), num_towers=4, nonfinite="stop")
     x, y = positive()

@@ -15,7 +15,7 @@ class Batches(keras.utils.PyDataset):
         return 2
 
     def __getitem__(self, index):
-        return (X[4 * index: 4 * index + 4],)
+        return (X[4 * index : 4 * index + 4],)
 
 
 def dataset():
@@ -82,13 +82,27 @@ def test_reshuffles():
 
 def test_begins_again():
     for name, options in {
-        "shuffle": (2,), "batch": (2,), "padded_batch": (2,), "ragged_batch": (2,), "take": (1,),
-        "skip": (1,), "shard": (2, 0), "prefetch": (1,), "ignore_errors": (), "unique": (),
-        "map": (lambda v: v,), "filter": (lambda v: v > 1,), "enumerate": (),
-        "flat_map": (tf.data.Dataset.range,), "interleave": (tf.data.Dataset.range,),
+        "shuffle": (2,),
+        "batch": (2,),
+        "padded_batch": (2,),
+        "ragged_batch": (2,),
+        "take": (1,),
+        "skip": (1,),
+        "shard": (2, 0),
+        "prefetch": (1,),
+        "ignore_errors": (),
+        "unique": (),
+        "map": (lambda v: v,),
+        "filter": (lambda v: v > 1,),
+        "enumerate": (),
+        "flat_map": (tf.data.Dataset.range,),
+        "interleave": (tf.data.Dataset.range,),
     }.items():
         assert not data_internals.begins_again(getattr(of_range(), name)(*options)), name
     for name, options in {
-        "repeat": (2,), "cache": (), "concatenate": (of_range(),), "window": (2,),
+        "repeat": (2,),
+        "cache": (),
+        "concatenate": (of_range(),),
+        "window": (2,),
     }.items():
         assert data_internals.begins_again(getattr(of_range(), name)(*options)), name

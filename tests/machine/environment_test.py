@@ -19,7 +19,11 @@ import towers
 from tests import processes
 from towers.machine import environment
 from towers.machine.user_lines import (
-    current_line, line_of, line_of_error, TowersWarning, warn_user,
+    current_line,
+    line_of,
+    line_of_error,
+    TowersWarning,
+    warn_user,
 )
 
 ROOT, HERE = Path(__file__).parents[2], Path(__file__).name
@@ -29,8 +33,14 @@ def run_python(code, cwd=ROOT, **variables):
     """Runs code in a fresh Python, without the variables that set Keras' backend."""
     clean = {k: v for k, v in os.environ.items() if k not in ("KERAS_BACKEND", "KERAS_HOME")}
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=cwd, env={**clean, "PYTHONPATH": str(ROOT), **variables},
-        capture_output=True, text=True, timeout=60, check=False)
+        [sys.executable, "-c", code],
+        cwd=cwd,
+        env={**clean, "PYTHONPATH": str(ROOT), **variables},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
 
 
 @pytest.mark.parametrize("tf_config", ["", processes.tf_config(["a:1", "b:2"], 1)])
@@ -38,7 +48,8 @@ def test_importing_towers_and_its_configuration_does_not_import_tensorflow(tf_co
     done = run_python(
         "import sys, towers; towers.TrainConfig(); dir(towers); assert 'tensorflow' not in "
         "sys.modules and 'keras' not in sys.modules; print(towers.__version__)",
-        TF_CONFIG=tf_config)
+        TF_CONFIG=tf_config,
+    )
     assert (done.stdout, done.stderr) == ("0.1.0\n", "")
 
 
@@ -55,7 +66,8 @@ def test_another_backend_in_the_environment_is_refused_before_tensorflow_is_impo
     done = run_python(
         "import sys, towers\ntry:\n    towers.train\nexcept ValueError as error:\n"
         "    print(error, 'tensorflow' in sys.modules)",
-        KERAS_BACKEND="jax")
+        KERAS_BACKEND="jax",
+    )
     assert done.stdout.startswith("Keras' backend is 'jax' (KERAS_BACKEND); ")
     assert done.stdout.endswith("export KERAS_BACKEND=tensorflow False\n")
 
@@ -75,21 +87,31 @@ def test_the_troubleshooting_page_has_every_line_that_tensorflow_prints():
     for level, allowed in [("0", known), ("3", known[:3])]:
         done = run_python(code, TF_CPP_MIN_LOG_LEVEL=level, CUDA_VISIBLE_DEVICES="")
         assert done.returncode == 0 and ("cuInit" in done.stderr) == (level == "0")
-        lines = [each for each in done.stderr.splitlines()
-                 if not each.startswith("To enable the following")]
+        lines = [
+            each
+            for each in done.stderr.splitlines()
+            if not each.startswith("To enable the following")
+        ]
         assert [each for each in lines if not any(part in each for part in allowed)] == []
 
 
-@pytest.mark.parametrize("text, variables, said", [
-    ('{"backend": "torch"}', {}, "Keras' backend is 'torch' (FOLDER/keras.json)"),
-    ('{"backend": "torch"}', {"KERAS_BACKEND": "tensorflow"}, "fine"),
-    ("", {}, "fine"), ("{", {}, "fine"), ('{"epsilon": 1e-7}', {}, "fine"),
-])
+@pytest.mark.parametrize(
+    "text, variables, said",
+    [
+        ('{"backend": "torch"}', {}, "Keras' backend is 'torch' (FOLDER/keras.json)"),
+        ('{"backend": "torch"}', {"KERAS_BACKEND": "tensorflow"}, "fine"),
+        ("", {}, "fine"),
+        ("{", {}, "fine"),
+        ('{"epsilon": 1e-7}', {}, "fine"),
+    ],
+)
 def test_keras_json_names_the_backend_unless_the_environment_does(text, variables, said, tmp_path):
     (tmp_path / "keras.json").write_text(text)
-    code = "import sys; from types import SimpleNamespace as fake; from towers.machine import " \
-        "environment; sys.modules['tensorflow'] = fake(__version__='3.0'); environment.check(); " \
+    code = (
+        "import sys; from types import SimpleNamespace as fake; from towers.machine import "
+        "environment; sys.modules['tensorflow'] = fake(__version__='3.0'); environment.check(); "
         "print('fine')"
+    )
     done = run_python(code, KERAS_HOME=str(tmp_path), **variables)
     assert said.replace("FOLDER", str(tmp_path)) in done.stdout + done.stderr
 
@@ -100,9 +122,16 @@ def test_a_missing_tensorflow_is_an_error_that_says_how_to_install_it(monkeypatc
         environment.check()
 
 
-@pytest.mark.parametrize(("version", "is_accepted"), [
-    ("1.15.5", False), ("2.19.1", False), ("2.20.0", True), ("2.21.0-rc1", True), ("3.0", True),
-])
+@pytest.mark.parametrize(
+    ("version", "is_accepted"),
+    [
+        ("1.15.5", False),
+        ("2.19.1", False),
+        ("2.20.0", True),
+        ("2.21.0-rc1", True),
+        ("3.0", True),
+    ],
+)
 def test_tensorflow_2_20_is_the_oldest_that_is_accepted(monkeypatch, version, is_accepted):
     monkeypatch.setitem(sys.modules, "tensorflow", types.SimpleNamespace(__version__=version))
     error = pytest.raises(ValueError, match=f"TensorFlow {version} is too old")
@@ -177,7 +206,8 @@ def test_lines_of_keras_and_tensorflow_are_passed_over():
 
 def test_an_operation_knows_the_line_that_made_it():
     with tf.Graph().as_default():
-        made = keras.ops.square(tf.compat.v1.placeholder(tf.float32, [2])); line = line_number()  # noqa: E702,E501
+        made = keras.ops.square(tf.compat.v1.placeholder(tf.float32, [2]))
+        line = line_number()  # noqa: E702,E501
     assert line_of(made.op) == f"{HERE}:{line}"
 
 

@@ -50,6 +50,7 @@ def use_nvml(monkeypatch, *gpus, error=pynvml.NVML_SUCCESS, seconds=0.0):
     Each GPU is (name, UUID, MiB, free MiB); 0 MiB if it has no memory of its own. NVML begins with
     this error, and takes so many seconds.
     """
+
     def begin():
         time.sleep(seconds)
         if error or not gpus:

@@ -13,9 +13,12 @@ from towers.machine.files import RefusedError
 from towers.machine.words import printable
 
 OPENERS = {
-    "read": lambda path: files.read(path, 100), "read_end": lambda path: files.read_end(path, 100),
-    "append": files.open_to_append, "lock": files.open_to_lock,
-    "data": lambda path: files.read(path, 100, follow=True), "gzip": files.read_gzip,
+    "read": lambda path: files.read(path, 100),
+    "read_end": lambda path: files.read_end(path, 100),
+    "append": files.open_to_append,
+    "lock": files.open_to_lock,
+    "data": lambda path: files.read(path, 100, follow=True),
+    "gzip": files.read_gzip,
     "check": files.check_data,
 }
 FOLLOWING = ("data", "gzip", "check")
@@ -27,7 +30,9 @@ def make_socket(path):
 
 
 STRANGE = {
-    "a pipe": os.mkfifo, "a socket": make_socket, "a folder": os.mkdir,
+    "a pipe": os.mkfifo,
+    "a socket": make_socket,
+    "a folder": os.mkdir,
     "a device": lambda path: path.symlink_to("/dev/zero"),
     "a link to a pipe": lambda path: (os.mkfifo("pipe"), path.symlink_to("pipe")),
 }
@@ -102,10 +107,15 @@ def test_a_link_anywhere_below_a_folder_is_found():
         files.check_tree(folder)
 
 
-@pytest.mark.parametrize("text, shown", [
-    ("a\x1b]0;title\x07.png", r"a\x1b]0;title\x07.png"), ("a\x9b2J\x7f", r"a\x9b2J\x7f"),
-    ("a\nerror: b\r", r"a\nerror: b\r"), ("a\u202egnp.exe\u2028", r"a\u202egnp.exe\u2028"),
-    ("Größe 大 👩‍👧 \udcff\\x1b", "Größe 大 👩‍👧 \udcff\\x1b"),
-])
+@pytest.mark.parametrize(
+    "text, shown",
+    [
+        ("a\x1b]0;title\x07.png", r"a\x1b]0;title\x07.png"),
+        ("a\x9b2J\x7f", r"a\x9b2J\x7f"),
+        ("a\nerror: b\r", r"a\nerror: b\r"),
+        ("a\u202egnp.exe\u2028", r"a\u202egnp.exe\u2028"),
+        ("Größe 大 👩‍👧 \udcff\\x1b", "Größe 大 👩‍👧 \udcff\\x1b"),
+    ],
+)
 def test_a_name_is_shown_without_what_a_terminal_obeys(text, shown):
     assert printable(text) == shown

@@ -12,27 +12,44 @@ from towers.app.training.build import find_devices
 
 # The machine of these tests has 8 logical CPU devices.
 pytestmark = pytest.mark.skipif(
-    bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")
+    bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU"
+)
 
 
-@pytest.mark.parametrize("asked, expected", [
-    (1, ["/cpu:0"]),
-    (3, ["/cpu:0", "/cpu:1", "/cpu:2"]),
-    (None, [f"/cpu:{i}" for i in range(8)]),
-    ([0, 2, 4], ["/cpu:0", "/cpu:2", "/cpu:4"]),
-    ((5, 1), ["/cpu:5", "/cpu:1"]),
-    (range(2), ["/cpu:0", "/cpu:1"]),
-    (np.int64(2), ["/cpu:0", "/cpu:1"]),
-    (np.array([3, 1]), ["/cpu:3", "/cpu:1"]),
-])
+@pytest.mark.parametrize(
+    "asked, expected",
+    [
+        (1, ["/cpu:0"]),
+        (3, ["/cpu:0", "/cpu:1", "/cpu:2"]),
+        (None, [f"/cpu:{i}" for i in range(8)]),
+        ([0, 2, 4], ["/cpu:0", "/cpu:2", "/cpu:4"]),
+        ((5, 1), ["/cpu:5", "/cpu:1"]),
+        (range(2), ["/cpu:0", "/cpu:1"]),
+        (np.int64(2), ["/cpu:0", "/cpu:1"]),
+        (np.array([3, 1]), ["/cpu:3", "/cpu:1"]),
+    ],
+)
 def test_gpus_is_a_count_or_a_list_of_indices(asked, expected):
     """On a machine without GPUs: logical CPU devices."""
     assert gpus.gpu_devices(asked) == expected
 
 
-@pytest.mark.parametrize("asked", [
-    0, -1, 2.0, True, "2", [], [0, 0], [0, -1], [0, 1.0], [True, 0], [[0], [1]],
-])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        0,
+        -1,
+        2.0,
+        True,
+        "2",
+        [],
+        [0, 0],
+        [0, -1],
+        [0, 1.0],
+        [True, 0],
+        [[0], [1]],
+    ],
+)
 def test_other_gpus_are_errors_that_say_what_would_work(asked):
     with pytest.raises(ValueError) as error:
         gpus.gpu_devices(asked)
@@ -41,9 +58,13 @@ def test_other_gpus_are_errors_that_say_what_would_work(asked):
     assert "This machine has 0 GPUs" in str(error.value)
 
 
-@pytest.mark.parametrize("asked, remedy", [
-    (9, "gpus=8, or gpus=8 with num_towers=9"), ([0, 8], "gpus=8 with num_towers=2"),
-])
+@pytest.mark.parametrize(
+    "asked, remedy",
+    [
+        (9, "gpus=8, or gpus=8 with num_towers=9"),
+        ([0, 8], "gpus=8 with num_towers=2"),
+    ],
+)
 def test_more_than_the_logical_cpus_names_both_and_the_ways_out(asked, remedy):
     with pytest.raises(ValueError) as error:
         gpus.gpu_devices(asked)
@@ -51,10 +72,21 @@ def test_more_than_the_logical_cpus_names_both_and_the_ways_out(asked, remedy):
         assert part in str(error.value)
 
 
-@pytest.mark.parametrize("value, expected", [
-    (3, 3), (np.int64(3), 3), (np.uint8(0), 0), (-1, -1),
-    (True, None), (np.bool_(True), None), (3.0, None), ("3", None), (None, None), ([3], None),
-])
+@pytest.mark.parametrize(
+    "value, expected",
+    [
+        (3, 3),
+        (np.int64(3), 3),
+        (np.uint8(0), 0),
+        (-1, -1),
+        (True, None),
+        (np.bool_(True), None),
+        (3.0, None),
+        ("3", None),
+        (None, None),
+        ([3], None),
+    ],
+)
 def test_integers_are_pythons_and_numpys_and_no_truth_values(value, expected):
     found = gpus.as_integer(value)
     assert found == expected and type(found) in (int, type(None))
@@ -67,11 +99,14 @@ def _nothing_hidden():
     gpus.shown.clear()
 
 
-@pytest.mark.parametrize("asked, visible, names", [
-    (2, ["A", "B"], ["/gpu:0", "/gpu:1"]),
-    ([3, 1], ["B", "D"], ["/gpu:1", "/gpu:0"]),
-    (4, ["A", "B", "C", "D"], ["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3"]),
-])
+@pytest.mark.parametrize(
+    "asked, visible, names",
+    [
+        (2, ["A", "B"], ["/gpu:0", "/gpu:1"]),
+        ([3, 1], ["B", "D"], ["/gpu:1", "/gpu:0"]),
+        (4, ["A", "B", "C", "D"], ["/gpu:0", "/gpu:1", "/gpu:2", "/gpu:3"]),
+    ],
+)
 def test_gpus_that_are_not_asked_for_are_hidden_before_tensorflow_starts(
     asked, visible, names, monkeypatch
 ):

@@ -21,8 +21,16 @@ from towers.machine.signals import deferred
 from towers.resume import checkpoints
 
 HERE = "tests.machine.hang_test"
-RUN = (f"--model={HERE}:model", f"--dataset={HERE}:data", "--num_gpus=2", "--device=cpu",
-       "--batch_size=16", "--epochs=2", "--run_dir=run", "--checkpoint_every=1")
+RUN = (
+    f"--model={HERE}:model",
+    f"--dataset={HERE}:data",
+    "--num_gpus=2",
+    "--device=cpu",
+    "--batch_size=16",
+    "--epochs=2",
+    "--run_dir=run",
+    "--checkpoint_every=1",
+)
 NEVER = threading.Event()
 NUM_CLASSES = 3  # of `sleepy_data`
 FIT = """
@@ -66,6 +74,7 @@ def deaf_callbacks():
 
 def blocked_disk():
     """After the first step, no file of this process is flushed to the disk any more."""
+
     def block(batch, logs):
         os.fsync = lambda descriptor: NEVER.wait()
 
@@ -101,12 +110,15 @@ def matrix(*values):
     return pytest.param(*values, marks=pytest.mark.matrix)
 
 
-@pytest.mark.parametrize(("flag", "phase", "stack", "step"), [
-    (f"--model={HERE}:lost_device", "step (towers 0-1 on /cpu:0, /cpu:1).", "answer", 3),
-    matrix(f"--callbacks={HERE}:blocked_disk", "writing a checkpoint, in ", "wait", 0),
-    matrix(f"--dataset={HERE}:sleepy_data", "reading data, in ", "__getitem__", 3),
-    matrix(f"--callbacks={HERE}:deaf_callbacks", "a callback, in wait (", "wait", 3),
-])
+@pytest.mark.parametrize(
+    ("flag", "phase", "stack", "step"),
+    [
+        (f"--model={HERE}:lost_device", "step (towers 0-1 on /cpu:0, /cpu:1).", "answer", 3),
+        matrix(f"--callbacks={HERE}:blocked_disk", "writing a checkpoint, in ", "wait", 0),
+        matrix(f"--dataset={HERE}:sleepy_data", "reading data, in ", "__getitem__", 3),
+        matrix(f"--callbacks={HERE}:deaf_callbacks", "a callback, in wait (", "wait", 3),
+    ],
+)
 def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack, step, tmp_path):
     code, _, stderr = train(*RUN, "--hang_timeout=2", flag, cwd=tmp_path)
     assert code == hang.HUNG == 4, stderr
@@ -114,7 +126,9 @@ def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack
         rf"error: it hangs: no progress after [23] seconds in .*{re.escape(phase)}.* The stacks of "
         r"its threads stand in run/log\.txt\. Resume from the last checkpoint: python train\.py "
         r"--resume=run --trust_run_dir\. If it was at work, give it time with a larger "
-        r"--hang_timeout\.\n", stderr)
+        r"--hang_timeout\.\n",
+        stderr,
+    )
     log = (tmp_path / "run" / "log.txt").read_text()
     assert f" in {stack}\n" in log.partition(stderr)[2]
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
@@ -214,16 +228,24 @@ with watching(seconds=1):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("timeout", "seconds", "code"), [
-    (None, 1.2, 0), (None, 5, hang.HUNG), (0, 5, 0),
-])
+@pytest.mark.parametrize(
+    ("timeout", "seconds", "code"),
+    [
+        (None, 1.2, 0),
+        (None, 5, hang.HUNG),
+        (0, 5, 0),
+    ],
+)
 def test_the_default_is_ten_times_the_longest_phase_and_0_is_never(timeout, seconds, code):
-    assert run(f"""
+    assert (
+        run(f"""
 with watching(seconds={timeout}, least=0.4):
     with hang.step("a step"):
         time.sleep(0.3)
     time.sleep({seconds})
-""")[0] == code
+""")[0]
+        == code
+    )
 
 
 def test_sigusr1_shows_the_phase_and_the_stacks_of_busy_threads_and_ends_nothing():
@@ -329,10 +351,14 @@ def test_another_thread_receives_no_signals_and_changes_no_handler(number):
     assert seen == [raise_received]
 
 
-@pytest.mark.parametrize("first, second, code, said", [
-    ("SIGINT", "SIGINT", 130, "first\n"), ("SIGINT", "SIGTERM", 143, "first\n"),
-    ("SIGHUP", "SIGHUP", -signal.SIGHUP, "first\nsaved\n"),
-])
+@pytest.mark.parametrize(
+    "first, second, code, said",
+    [
+        ("SIGINT", "SIGINT", 130, "first\n"),
+        ("SIGINT", "SIGTERM", 143, "first\n"),
+        ("SIGHUP", "SIGHUP", -signal.SIGHUP, "first\nsaved\n"),
+    ],
+)
 def test_the_second_signal_ends_the_process_at_once(first, second, code, said):
     """But for SIGHUP: the shell sends it as it ends, and then the system does."""
     assert run(f"""

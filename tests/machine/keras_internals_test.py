@@ -13,9 +13,14 @@ L = keras.layers
 
 def test_all_layers():
     inner = keras.Sequential([keras.Input((3,)), L.Dense(4, name="deep")])
-    model = keras.Sequential([
-        keras.Input((5, 3)), L.TimeDistributed(inner, name="each"),
-        L.Bidirectional(L.GRU(2, name="gru"), name="both")], name="model")
+    model = keras.Sequential(
+        [
+            keras.Input((5, 3)),
+            L.TimeDistributed(inner, name="each"),
+            L.Bidirectional(L.GRU(2, name="gru"), name="both"),
+        ],
+        name="model",
+    )
     layers = keras_internals.all_layers(model)
     assert layers[0] is model
     names = {layer.name for layer in layers}
@@ -150,7 +155,13 @@ def test_the_fields(tmp_path):
     fitted(checkpoint, board)
     found = vars(checkpoint) | vars(board) | vars(C.SwapEMAWeights())
     assert [found.get(name) for name in callback_internals.CALLBACK_FIELDS] == [
-        2, 1, None, 2, 0, False]
+        2,
+        1,
+        None,
+        2,
+        0,
+        False,
+    ]
 
 
 def test_says_averages():

@@ -28,8 +28,9 @@ print(
 """
 MODEL = "keras.Sequential([keras.layers.Dense(3)])"
 PARALLEL = f"towers.make_parallel({MODEL}, {{}})"
-TRAIN = "from towers.app.training import build; " \
-    "build.find_devices(towers.TrainConfig(num_gpus=2, {}))"
+TRAIN = (
+    "from towers.app.training import build; build.find_devices(towers.TrainConfig(num_gpus=2, {}))"
+)
 LOGICAL = "towers.logical_cpus({})"
 THREADING = "tf.config.threading.set_{}_op_parallelism_threads({})"
 
@@ -41,26 +42,29 @@ def devices_and_threads(code):
     return tuple(map(int, done.stdout.split()))
 
 
-@pytest.mark.parametrize("code, expected", [
-    (TRAIN.format(""), (2, 4, 8)),
-    (LOGICAL.format(2), (2, 4, 8)),
-    (PARALLEL.format(2), (2, 4, 8)),
-    (TRAIN.format("num_towers=8"), (2, 1, 8)),
-    (LOGICAL.format("2, num_towers=8"), (2, 1, 8)),
-    (PARALLEL.format("2, num_towers=8"), (2, 1, 8)),
-    (PARALLEL.format("1, num_towers=8"), (1, 1, 8)),
-    (PARALLEL.format("[1, 0], num_towers=4"), (2, 2, 8)),
-    (PARALLEL.format("[0, 3]"), (4, 4, 8)),  # a device without a tower does not count
-    # what the caller has chosen stays
-    (TRAIN.format("num_towers=4, cpu_threads=1"), (2, 1, 8)),
-    (f"{LOGICAL.format(4)}; {TRAIN.format('cpu_threads=7')}", (4, 7, 8)),
-    (LOGICAL.format("4, set_threads=False"), (4, 0, 0)),
-    (f"{THREADING.format('intra', 3)}; {LOGICAL.format(4)}", (4, 3, 8)),
-    (f"{THREADING.format('inter', 3)}; {LOGICAL.format(4)}", (4, 2, 3)),
-    (f"{LOGICAL.format(4)}; {THREADING.format('intra', 5)}; {LOGICAL.format(2)}", (2, 5, 8)),
-    (f"{LOGICAL.format(1)}; {LOGICAL.format(4)}", (4, 2, 8)),
-    (f"tf.constant(1); {LOGICAL.format(1)}", (1, 0, 0)),
-])
+@pytest.mark.parametrize(
+    "code, expected",
+    [
+        (TRAIN.format(""), (2, 4, 8)),
+        (LOGICAL.format(2), (2, 4, 8)),
+        (PARALLEL.format(2), (2, 4, 8)),
+        (TRAIN.format("num_towers=8"), (2, 1, 8)),
+        (LOGICAL.format("2, num_towers=8"), (2, 1, 8)),
+        (PARALLEL.format("2, num_towers=8"), (2, 1, 8)),
+        (PARALLEL.format("1, num_towers=8"), (1, 1, 8)),
+        (PARALLEL.format("[1, 0], num_towers=4"), (2, 2, 8)),
+        (PARALLEL.format("[0, 3]"), (4, 4, 8)),  # a device without a tower does not count
+        # what the caller has chosen stays
+        (TRAIN.format("num_towers=4, cpu_threads=1"), (2, 1, 8)),
+        (f"{LOGICAL.format(4)}; {TRAIN.format('cpu_threads=7')}", (4, 7, 8)),
+        (LOGICAL.format("4, set_threads=False"), (4, 0, 0)),
+        (f"{THREADING.format('intra', 3)}; {LOGICAL.format(4)}", (4, 3, 8)),
+        (f"{THREADING.format('inter', 3)}; {LOGICAL.format(4)}", (4, 2, 3)),
+        (f"{LOGICAL.format(4)}; {THREADING.format('intra', 5)}; {LOGICAL.format(2)}", (2, 5, 8)),
+        (f"{LOGICAL.format(1)}; {LOGICAL.format(4)}", (4, 2, 8)),
+        (f"tf.constant(1); {LOGICAL.format(1)}", (1, 0, 0)),
+    ],
+)
 def test_threads_follow_from_the_towers_unless_the_caller_has_chosen(code, expected):
     assert devices_and_threads(code) == expected
 
@@ -88,17 +92,20 @@ ONE, ALL = ON_ONE % ("there is one tower, on", 3), ON_ONE % ("all 2 towers share
 
 
 @pytest.mark.skipif(devices.has_gpus(), reason="this machine has a GPU")
-@pytest.mark.parametrize("before, made, warned", [
-    ("", STEP.format("num_towers=2"), ALL),
-    ("", RUN.format("num_towers=2"), ALL),
-    ("", STEP.format("num_towers=2, devices=['/cpu:0']"), None),
-    ("", "towers.make_parallel(model, num_towers=2)", ALL),
-    ("", "towers.make_parallel(model, 1, num_towers=2)", None),
-    (CORES, STEP.format(""), ONE),
-    (CORES, RUN.format(""), ONE),
-    (CORES, RUN.format("num_gpus=1"), None),
-    (CORES, "towers.make_parallel(model)", ONE),
-])
+@pytest.mark.parametrize(
+    "before, made, warned",
+    [
+        ("", STEP.format("num_towers=2"), ALL),
+        ("", RUN.format("num_towers=2"), ALL),
+        ("", STEP.format("num_towers=2, devices=['/cpu:0']"), None),
+        ("", "towers.make_parallel(model, num_towers=2)", ALL),
+        ("", "towers.make_parallel(model, 1, num_towers=2)", None),
+        (CORES, STEP.format(""), ONE),
+        (CORES, RUN.format(""), ONE),
+        (CORES, RUN.format("num_gpus=1"), None),
+        (CORES, "towers.make_parallel(model)", ONE),
+    ],
+)
 def test_towers_on_one_device_that_nobody_chose_are_warned_of(before, made, warned):
     """As in a notebook, where a model was made before the devices."""
     done = processes.run("-c", LATE.format(before=before, made=made))
@@ -115,9 +122,13 @@ def test_a_rehearsal_of_gpus_leaves_the_threads_to_tensorflow(monkeypatch):
     assert devices_and_threads("towers.logical_cpus(4)") == (4, 0, 0)
 
 
-@pytest.mark.parametrize("arguments, name", [
-    ({"count": 0}, "count"), ({"count": 2, "num_towers": 0}, "num_towers"),
-])
+@pytest.mark.parametrize(
+    "arguments, name",
+    [
+        ({"count": 0}, "count"),
+        ({"count": 2, "num_towers": 0}, "num_towers"),
+    ],
+)
 def test_counts_below_1_are_refused(arguments, name):
     with pytest.raises(ValueError, match=rf"{name} \(0\) must be at least 1"):
         towers.logical_cpus(**arguments)
@@ -131,14 +142,17 @@ def machine_with(free, monkeypatch):
     return FakeGpus(len(free), monkeypatch)
 
 
-@pytest.mark.parametrize("free, count, expected", [
-    ([80_994], 8, [8 * [(80_994 - 2048) // 8]]),
-    ([12_048, 8_048], 5, [2 * [2000], 3 * [2000]]),
-    ([40_000, 10_000], 3, [[3976], 2 * [3976]]),
-    ([10_000, 40_000], 3, [[3976], 2 * [3976]]),  # nvidia-smi's order is not TensorFlow's
-    ([5000] * 4, 5, [[1476], [1476], [1476], 2 * [1476]]),
-    ([2048 + 512 * 8], 8, [8 * [512]]),
-])
+@pytest.mark.parametrize(
+    "free, count, expected",
+    [
+        ([80_994], 8, [8 * [(80_994 - 2048) // 8]]),
+        ([12_048, 8_048], 5, [2 * [2000], 3 * [2000]]),
+        ([40_000, 10_000], 3, [[3976], 2 * [3976]]),
+        ([10_000, 40_000], 3, [[3976], 2 * [3976]]),  # nvidia-smi's order is not TensorFlow's
+        ([5000] * 4, 5, [[1476], [1476], [1476], 2 * [1476]]),
+        ([2048 + 512 * 8], 8, [8 * [512]]),
+    ],
+)
 def test_gpus_share_logical_ones_evenly_and_each_gets_as_much_memory(
     free, count, expected, monkeypatch
 ):
@@ -149,12 +163,19 @@ def test_gpus_share_logical_ones_evenly_and_each_gets_as_much_memory(
     assert logical.shared_gpus().startswith(f"{count} logical GPUs on {num}: real kernels")
 
 
-@pytest.mark.parametrize("free, count, words", [
-    ([9000] * 4, 2, ["(2) is less than", "GPUs: 4. Ask for at least 4, or hide GPUs"]),
-    ([2047 + 512 * 8], 8, ["(8) is too many", ": 511 MiB each", "; 7 would fit. Ask for 7,"]),
-    ([5000, 9000], 100, ["(100)", ": 59 MiB each", "; 10 would fit. Ask for 10,"]),
-    ([2000], 2, [": 0 MiB each", "; 0 would fit. End what else uses the GPU, or leave it out."]),
-])
+@pytest.mark.parametrize(
+    "free, count, words",
+    [
+        ([9000] * 4, 2, ["(2) is less than", "GPUs: 4. Ask for at least 4, or hide GPUs"]),
+        ([2047 + 512 * 8], 8, ["(8) is too many", ": 511 MiB each", "; 7 would fit. Ask for 7,"]),
+        ([5000, 9000], 100, ["(100)", ": 59 MiB each", "; 10 would fit. Ask for 10,"]),
+        (
+            [2000],
+            2,
+            [": 0 MiB each", "; 0 would fit. End what else uses the GPU, or leave it out."],
+        ),
+    ],
+)
 def test_too_few_or_too_many_logical_gpus_say_how_many_would_fit(free, count, words, monkeypatch):
     machine_with(free, monkeypatch)
     with pytest.raises(ValueError) as error:
@@ -195,12 +216,15 @@ def test_unknown_memory_must_be_given(gpus, monkeypatch):
         towers.logical_gpus(8)
 
 
-@pytest.mark.parametrize("arguments, num_gpus, message", [
-    ({"count": 0}, 1, r"logical_gpus \(0\) must be at least 1"),
-    ({"count": 2, "memory_mib": 0}, 1, r"memory_mib \(0\) must be at least 1"),
-    ({"count": 8}, 0, r"logical_gpus \(8\): TensorFlow sees no GPU .*towers.logical_cpus\(8\)"),
-    ({"count": 8}, 1, r"logical_gpus \(8\): TensorFlow has already started with 1 GPU"),
-])
+@pytest.mark.parametrize(
+    "arguments, num_gpus, message",
+    [
+        ({"count": 0}, 1, r"logical_gpus \(0\) must be at least 1"),
+        ({"count": 2, "memory_mib": 0}, 1, r"memory_mib \(0\) must be at least 1"),
+        ({"count": 8}, 0, r"logical_gpus \(8\): TensorFlow sees no GPU .*towers.logical_cpus\(8\)"),
+        ({"count": 8}, 1, r"logical_gpus \(8\): TensorFlow has already started with 1 GPU"),
+    ],
+)
 def test_gpus_that_cannot_be_divided_say_why(arguments, num_gpus, message, monkeypatch):
     FakeGpus(num_gpus, monkeypatch, has_started=True)
     with pytest.raises(ValueError, match=message):

@@ -17,11 +17,17 @@ from towers.machine import tensorflow_internals
 
 def test_ends_in_batch():
     rows = tf.data.Dataset.range(4)
-    found = [tensorflow_internals.ends_in_batch(data) for data in (
-        rows.batch(2), rows.batch(2, num_parallel_calls=2).shuffle(2).cache().repeat().take(2),
-        rows.padded_batch(2).skip(1).prefetch(1).with_options(tf.data.Options()),
-        rows, rows.batch(2).unbatch(), rows.batch(2).map(lambda x: x).prefetch(1),
-    )]
+    found = [
+        tensorflow_internals.ends_in_batch(data)
+        for data in (
+            rows.batch(2),
+            rows.batch(2, num_parallel_calls=2).shuffle(2).cache().repeat().take(2),
+            rows.padded_batch(2).skip(1).prefetch(1).with_options(tf.data.Options()),
+            rows,
+            rows.batch(2).unbatch(),
+            rows.batch(2).map(lambda x: x).prefetch(1),
+        )
+    ]
     assert found == [True] * 3 + [False] * 3
 
 
@@ -62,8 +68,11 @@ def test_colocation():
 
 def test_define_functions():
     inner = tf.function(lambda x: x * 2.0, autograph=False)
-    definition = tf.function(inner, autograph=False).get_concrete_function(
-        tf.TensorSpec([])).graph.as_graph_def()
+    definition = (
+        tf.function(inner, autograph=False)
+        .get_concrete_function(tf.TensorSpec([]))
+        .graph.as_graph_def()
+    )
     (function,) = definition.library.function
     (call,) = (node for node in definition.node if "PartitionedCall" in node.op)
     function.signature.name = call.attr["f"].func.name = "test_define_functions"
@@ -87,7 +96,8 @@ def test_called_graphs():
     operations = calls.get_concrete_function(tf.TensorSpec([None])).graph.get_operations()
     found = {
         op.type: [inner.type for inner in graph.get_operations()]
-        for op in operations for name in ("f", "body")
+        for op in operations
+        for name in ("f", "body")
         for graph in tensorflow_internals.called_graphs(op, name)
     }
     assert "Tanh" in found["PartitionedCall"] and "Exp" in found["StatelessWhile"]
@@ -179,6 +189,7 @@ def test_traced_graph():
 
 def test_without_xla():
     """XLA has no operations for text."""
+
     @tf.function(jit_compile=True, input_signature=[tf.TensorSpec([], tf.string)])
     def compiled(text):
         return tf.strings.length(text)

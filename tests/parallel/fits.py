@@ -17,14 +17,25 @@ STEPS = 8  # two epochs of 25 examples: 7, 7, 7 and 4
 def classifier(num_gpus=2, **options):
     """Dropout, BatchNormalization and Adam with a schedule, on 3 towers; compiled."""
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([keras.Input((6,)), L.Dense(5), L.BatchNormalization(), L.Dropout(0.3),
-                              L.Dense(3, activation="softmax")])
+    model = keras.Sequential(
+        [
+            keras.Input((6,)),
+            L.Dense(5),
+            L.BatchNormalization(),
+            L.Dropout(0.3),
+            L.Dense(3, activation="softmax"),
+        ]
+    )
     parallel = towers.make_parallel(model, num_gpus, num_towers=3)
     schedule = keras.optimizers.schedules.CosineDecay(0.05, STEPS)
-    parallel.compile(**{
-        "optimizer": keras.optimizers.Adam(schedule), "metrics": ["accuracy"],
-        "loss": "sparse_categorical_crossentropy", **options,
-    })
+    parallel.compile(
+        **{
+            "optimizer": keras.optimizers.Adam(schedule),
+            "metrics": ["accuracy"],
+            "loss": "sparse_categorical_crossentropy",
+            **options,
+        }
+    )
     return parallel
 
 
@@ -110,7 +121,8 @@ class Fits:
     def _run(self, callbacks, *, seed, **options):
         keras.utils.set_random_seed(seed)
         data = [part() if callable(part) else part for part in self._data]
-        history = self.model.fit(*data, callbacks=[*self._callbacks(), *callbacks],
-                                 **{**self._options, **options})
+        history = self.model.fit(
+            *data, callbacks=[*self._callbacks(), *callbacks], **{**self._options, **options}
+        )
         values = [variable.numpy() for variable in variables(self.model)]
         return history.history, history.epoch, [value.tobytes() for value in values]

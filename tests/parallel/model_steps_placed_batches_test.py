@@ -20,14 +20,22 @@ def _as_on_gpus(monkeypatch):
 def make(steps_per_execution=1):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
-        model = keras.Sequential([
-            keras.Input((6,)), keras.layers.Dense(8), keras.layers.BatchNormalization(),
-            keras.layers.Dropout(0.3), keras.layers.Dense(3, activation="softmax"),
-        ])
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dropout(0.3),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
     parallel = towers.make_parallel(model, [1, 2, 3], num_towers=4)
     parallel.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9), "sparse_categorical_crossentropy",
-        metrics=["accuracy"], steps_per_execution=steps_per_execution)
+        keras.optimizers.SGD(0.1, momentum=0.9),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        steps_per_execution=steps_per_execution,
+    )
     return parallel
 
 

@@ -34,10 +34,14 @@ def build_pair(build: Callable[[], keras.Model], num_towers: int = 3, **compile_
     for model in pair:
         is_reference = model is pair.theirs
         jit = {"jit_compile": False} if is_reference else {}  # XLA would take most of the time
-        model.compile(run_eagerly=eagerly and is_reference, **jit, **{
-            key: value() if key in ("optimizer", "metrics", "weighted_metrics") else value
-            for key, value in compile_arguments.items()
-        })
+        model.compile(
+            run_eagerly=eagerly and is_reference,
+            **jit,
+            **{
+                key: value() if key in ("optimizer", "metrics", "weighted_metrics") else value
+                for key, value in compile_arguments.items()
+            },
+        )
     return pair
 
 
@@ -58,8 +62,9 @@ def assert_same_logs(ours: dict, theirs: dict) -> None:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=TOLERANCE, err_msg=name)
 
 
-def assert_close(ours: Iterable, theirs: Iterable, rtol: float = TOLERANCE, atol: float = 1e-12
-                 ) -> None:
+def assert_close(
+    ours: Iterable, theirs: Iterable, rtol: float = TOLERANCE, atol: float = 1e-12
+) -> None:
     """Each of these variables or arrays agrees with that of the same place."""
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         np.testing.assert_allclose(a, b, rtol, atol, err_msg=getattr(a, "path", f"{i}"))
@@ -87,13 +92,14 @@ class Own(keras.Sequential):
 
 def classifier() -> keras.Model:
     """6 numbers -> 3 classes."""
-    return keras.Sequential([
-        keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dense(3, activation="softmax")
-    ])
+    return keras.Sequential(
+        [keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dense(3, activation="softmax")]
+    )
 
 
 CLASSIFIER = {
-    "optimizer": lambda: "adam", "loss": "sparse_categorical_crossentropy",
+    "optimizer": lambda: "adam",
+    "loss": "sparse_categorical_crossentropy",
     "metrics": lambda: ["accuracy"],
 }
 
@@ -109,4 +115,4 @@ def batches(batch_size: int = 7, count: int = 31) -> Iterator[tuple]:
     x, y = rows(count)
     while True:
         for begin in range(0, count, batch_size):
-            yield x[begin: begin + batch_size], y[begin: begin + batch_size]
+            yield x[begin : begin + batch_size], y[begin : begin + batch_size]

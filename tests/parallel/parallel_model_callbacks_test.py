@@ -7,8 +7,17 @@ import pytest
 import towers
 from tests import processes
 from tests.parallel.fits import Interrupt
-from tests.parallel.pairs import (CLASSIFIER, Own, assert_same_fit, assert_same_logs,
-                                  assert_same_weights, build_pair, classifier, fit_pair, rows)
+from tests.parallel.pairs import (
+    CLASSIFIER,
+    Own,
+    assert_same_fit,
+    assert_same_logs,
+    assert_same_weights,
+    build_pair,
+    classifier,
+    fit_pair,
+    rows,
+)
 from towers.machine.devices import tower_devices
 from towers.parallel.parallel_model import ParallelModel
 from towers.step import noise_scale
@@ -47,15 +56,23 @@ def nan_row():
 
 
 CASES = {  # optimizer, data, callbacks, the epochs of 30
-    "plateau": (lambda: keras.optimizers.Adam(0.3), rows, lambda: [
-        C.ReduceLROnPlateau(factor=0.5, patience=1),
-        C.EarlyStopping(patience=3, restore_best_weights=True),
-    ]),
-    "rates": (lambda: "adam", rows, lambda: [
-        C.LearningRateScheduler(lambda epoch, rate: 0.01 / (1 + epoch)),
-        C.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own=epoch)),
-        C.EarlyStopping("own", mode="min", patience=3),
-    ]),
+    "plateau": (
+        lambda: keras.optimizers.Adam(0.3),
+        rows,
+        lambda: [
+            C.ReduceLROnPlateau(factor=0.5, patience=1),
+            C.EarlyStopping(patience=3, restore_best_weights=True),
+        ],
+    ),
+    "rates": (
+        lambda: "adam",
+        rows,
+        lambda: [
+            C.LearningRateScheduler(lambda epoch, rate: 0.01 / (1 + epoch)),
+            C.LambdaCallback(on_epoch_end=lambda epoch, logs: logs.update(own=epoch)),
+            C.EarlyStopping("own", mode="min", patience=3),
+        ],
+    ),
     "NaN": (lambda: "sgd", nan_row, lambda: [C.TerminateOnNaN()]),
 }
 
@@ -69,8 +86,15 @@ def test_callbacks_stop_a_fit_and_change_its_rate_as_in_keras(name, tmp_path):
     for i, model in enumerate(pair):
         keras.utils.set_random_seed(2)
         recorder, logger = Recorder(), C.CSVLogger(tmp_path / f"{i}.csv")
-        history = model.fit(*data(), batch_size=7, epochs=30, validation_split=0.3, shuffle=False,
-                            verbose=0, callbacks=[*callbacks(), recorder, logger])
+        history = model.fit(
+            *data(),
+            batch_size=7,
+            epochs=30,
+            validation_split=0.3,
+            shuffle=False,
+            verbose=0,
+            callbacks=[*callbacks(), recorder, logger],
+        )
         events.append((recorder.events, history.epoch))
         files.append((tmp_path / f"{i}.csv").read_text().splitlines())
     assert events[0] == events[1] and len(events[0][1]) < 30
@@ -91,7 +115,11 @@ def test_model_checkpoint_writes_the_plain_model_of_the_best_epoch(weights_only,
     suffix = ".weights.h5" if weights_only else ".keras"
     path = str(tmp_path / "best-{epoch}") + suffix
     history = parallel.fit(
-        *rows(), batch_size=7, epochs=4, validation_split=0.3, verbose=0,
+        *rows(),
+        batch_size=7,
+        epochs=4,
+        validation_split=0.3,
+        verbose=0,
         callbacks=[C.ModelCheckpoint(path, save_best_only=True, save_weights_only=weights_only)],
     ).history
     best = int(np.argmin(history["val_loss"])) + 1
@@ -116,10 +144,12 @@ class Crash(C.Callback):
 @pytest.mark.matrix
 def test_backup_and_restore_resumes_where_the_run_ended(tmp_path):
     """Two epochs, a crash, a fresh model: the same weights as four epochs at once."""
+
     def fit(*callbacks):
         model = pair_of().ours
-        return model.fit(*rows(), batch_size=7, epochs=4, shuffle=False, verbose=0,
-                         callbacks=[*callbacks])
+        return model.fit(
+            *rows(), batch_size=7, epochs=4, shuffle=False, verbose=0, callbacks=[*callbacks]
+        )
 
     expected = fit().model
     with pytest.raises(InterruptedError):
@@ -131,12 +161,24 @@ def test_backup_and_restore_resumes_where_the_run_ended(tmp_path):
 
 def test_swap_ema_weights_and_gradient_accumulation():
     """Optimizers with more than gradients and slots."""
-    pair = pair_of(lambda: keras.optimizers.Adam(
-        0.01, use_ema=True, ema_momentum=0.9, gradient_accumulation_steps=2, clipnorm=0.1,
-        weight_decay=0.1,
-    ))
-    theirs, ours = fit_pair(pair, rows, batch_size=7, epochs=2, validation_split=0.3,
-                            callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)])
+    pair = pair_of(
+        lambda: keras.optimizers.Adam(
+            0.01,
+            use_ema=True,
+            ema_momentum=0.9,
+            gradient_accumulation_steps=2,
+            clipnorm=0.1,
+            weight_decay=0.1,
+        )
+    )
+    theirs, ours = fit_pair(
+        pair,
+        rows,
+        batch_size=7,
+        epochs=2,
+        validation_split=0.3,
+        callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)],
+    )
     assert_same_logs(ours, theirs)
     assert_same_weights(pair)
 
@@ -247,16 +289,23 @@ def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights(monkeypatc
         histories.append(parallel.fit(X, Y, callbacks=callbacks, **options).history)
         digests.append(towers.digest(model))
     assert [list(history) for history in histories] == [
-        ["accuracy", "loss", "noise_scale"], ["accuracy", "loss"]]
+        ["accuracy", "loss", "noise_scale"],
+        ["accuracy", "loss"],
+    ]
     assert digests[0] == digests[1]
     scaled = keras.optimizers.LossScaleOptimizer(own.optimizer, dynamic_growth_steps=1)
     step = towers.TowerStep(
-        own, scaled, devices=tower_devices(2, "cpu"), num_towers=3, noise_scale=True,
-        jit_compile=False)
+        own,
+        scaled,
+        devices=tower_devices(2, "cpu"),
+        num_towers=3,
+        noise_scale=True,
+        jit_compile=False,
+    )
     for expected in histories[0]["noise_scale"]:
         step.reset_metrics()
         for i in range(0, 44, 3):
-            logs = step.train_batch(X[i:i + 3], Y[i:i + 3])
+            logs = step.train_batch(X[i : i + 3], Y[i : i + 3])
         assert 0 < expected < np.inf
         assert float(logs["noise_scale"]) == pytest.approx(expected, rel=1e-5)
 
@@ -266,10 +315,17 @@ def test_a_resumed_fit_keeps_the_noise_estimates_of_its_epoch(tmp_path, monkeypa
     monkeypatch.setattr(noise_scale, "EVERY", 2)
 
     def fit(directory, *callbacks):
-        return towers.make_parallel(compiled(), 2, num_towers=3).fit(
-            X, Y, batch_size=3, verbose=0,
-            callbacks=[towers.Resume(directory, every=1), towers.NoiseScale(), *callbacks],
-        ).history["noise_scale"]
+        return (
+            towers.make_parallel(compiled(), 2, num_towers=3)
+            .fit(
+                X,
+                Y,
+                batch_size=3,
+                verbose=0,
+                callbacks=[towers.Resume(directory, every=1), towers.NoiseScale(), *callbacks],
+            )
+            .history["noise_scale"]
+        )
 
     with pytest.raises(InterruptedError):
         fit(tmp_path / "a", Interrupt(11))

@@ -72,11 +72,16 @@ def fit_watched(model, data):
 
 
 @pytest.mark.telling("calls_super-evaluate")
-@pytest.mark.parametrize("name, call", [
-    ("gan", fit_at_once(3)), ("calls_super", evaluate), ("calls_super", train_on_batch),
-    ("vae", lambda model, batch: fit(model, batch, validation_data=data("vae", 9))),
-    ("vae", fit_watched),
-])
+@pytest.mark.parametrize(
+    "name, call",
+    [
+        ("gan", fit_at_once(3)),
+        ("calls_super", evaluate),
+        ("calls_super", train_on_batch),
+        ("vae", lambda model, batch: fit(model, batch, validation_data=data("vae", 9))),
+        ("vae", fit_watched),
+    ],
+)
 def test_calls_of_a_model_with_custom_steps_give_keras_results(name, call, float64):
     """`calls_super` defines only a train_step; its `evaluate` is the built-in one."""
     theirs, ours = both(name)

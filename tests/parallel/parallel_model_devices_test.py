@@ -43,11 +43,14 @@ print(len(tf.config.list_logical_devices("CPU")), parallel)
 """
 
 
-@pytest.mark.parametrize("when, count, where", [
-    ("fresh", "3", "3 3 towers on /cpu:0, /cpu:1, /cpu:2"),
-    ("more", "", "4 4 towers on /cpu:0, /cpu:1, /cpu:2, /cpu:3"),
-    ("started", "3", "1 3 towers on /cpu:0"),
-])
+@pytest.mark.parametrize(
+    "when, count, where",
+    [
+        ("fresh", "3", "3 3 towers on /cpu:0, /cpu:1, /cpu:2"),
+        ("more", "", "4 4 towers on /cpu:0, /cpu:1, /cpu:2, /cpu:3"),
+        ("started", "3", "1 3 towers on /cpu:0"),
+    ],
+)
 def test_logical_cpus_are_made_as_long_as_tensorflow_has_not_started(when, count, where):
     """After that all towers share the CPU, which is said; the repr says where they are."""
     run = processes.run("-c", FRESH, when, *count, cwd=ROOT)
@@ -72,8 +75,11 @@ def test_towers_run_on_their_devices_and_variables_are_made_on_the_cpu():
         parallel.fit(x, x[:, :3], verbose=0)
         step = tf.function(parallel.train_step, autograph=False)
         graph = step.get_concrete_function((tf.constant(x), tf.constant(x[:, :3]))).graph
-    calls = [op for op in graph.get_operations()
-             if "PartitionedCall" in op.type and "_tower_" in op.get_attr("f").name]
+    calls = [
+        op
+        for op in graph.get_operations()
+        if "PartitionedCall" in op.type and "_tower_" in op.get_attr("f").name
+    ]
     assert [op.device[-5:] for op in calls] == ["CPU:1", "CPU:2", "CPU:6"]
     made = [*parallel.variables, *parallel.optimizer.variables, *parallel.metrics_variables]
     for variable in made:

@@ -100,8 +100,14 @@ def test_the_file_loads_without_towers(tmp_path):
     """And has the parallel model's compile arguments."""
     _, parallel = trained(functional)
     parallel.save(tmp_path / "model.keras")
-    done = processes.run("-c", LOAD, tmp_path / "model.keras", tmp_path / "y.npz", cwd=tmp_path,
-                         environment={k: v for k, v in os.environ.items() if k != "PYTHONPATH"})
+    done = processes.run(
+        "-c",
+        LOAD,
+        tmp_path / "model.keras",
+        tmp_path / "y.npz",
+        cwd=tmp_path,
+        environment={k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     x = [np.ones((3, 6), "float32"), np.ones((3, 4), "float32")]
     with np.load(tmp_path / "y.npz") as found:

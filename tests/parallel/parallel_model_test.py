@@ -8,8 +8,14 @@ import pytest
 
 import towers
 from tests import processes
-from tests.parallel.pairs import (CLASSIFIER, TOLERANCE, assert_same_fit, build_pair, classifier,
-                                  rows)
+from tests.parallel.pairs import (
+    CLASSIFIER,
+    TOLERANCE,
+    assert_same_fit,
+    build_pair,
+    classifier,
+    rows,
+)
 from tests.processes import ROOT
 from towers.parallel.parallel_model import ParallelModel
 from towers.step import state
@@ -137,9 +143,13 @@ def test_fit_of_nested_subclassed_and_unbuilt_models(build):
 
 
 @pytest.mark.telling("with_optional_input-*")
-@pytest.mark.parametrize("build, other", [
-    (with_optional_input, None), (unbuilt_sequential_of_two, rows()[0] ** 2),
-])
+@pytest.mark.parametrize(
+    "build, other",
+    [
+        (with_optional_input, None),
+        (unbuilt_sequential_of_two, rows()[0] ** 2),
+    ],
+)
 def test_fit_of_two_inputs_of_which_one_may_be_absent(build, other):
     pair, (x, y) = build_pair(build, optimizer=lambda: "sgd", loss=CLASSIFIER["loss"]), rows()
     assert_same_fit(pair, lambda: ([x, other], y), batch_size=7)
@@ -149,8 +159,12 @@ def test_fit_of_two_inputs_of_which_one_may_be_absent(build, other):
 
 @pytest.mark.matrix
 def test_compute_loss_that_extends_keras_on_several_outputs():
-    pair = build_pair(functional_with_own_loss, optimizer=lambda: "adam", loss=["mse", "mae"],
-                      loss_weights=[0.5, 2.0])
+    pair = build_pair(
+        functional_with_own_loss,
+        optimizer=lambda: "adam",
+        loss=["mse", "mae"],
+        loss_weights=[0.5, 2.0],
+    )
     rng = np.random.default_rng(0)
     data = rng.normal(size=(13, 6)), [rng.normal(size=(13, 2)), rng.normal(size=(13, 3))]
     history = assert_same_fit(pair, lambda: data, batch_size=5, epochs=2)
@@ -165,8 +179,12 @@ class AddsLoss(L.Layer):
 
 def test_a_model_and_its_parallel_model_share_variables_and_compile_arguments():
     model, (x, y) = classifier(), rows()
-    model.compile(keras.optimizers.SGD(0.3), "sparse_categorical_crossentropy",
-                  metrics=["accuracy"], jit_compile=False)
+    model.compile(
+        keras.optimizers.SGD(0.3),
+        "sparse_categorical_crossentropy",
+        metrics=["accuracy"],
+        jit_compile=False,
+    )
     model.fit(x, y, verbose=0)
     parallel = towers.make_parallel(model, 2)
     assert isinstance(parallel, ParallelModel) and isinstance(parallel, keras.Sequential)
@@ -178,8 +196,9 @@ def test_a_model_and_its_parallel_model_share_variables_and_compile_arguments():
         before = other.get_weights()
         assert list(trained.fit(x, y, verbose=0).history) == ["accuracy", "loss"]
         assert np.any(before[0] != other.get_weights()[0])
-        np.testing.assert_allclose(other.predict(x, verbose=0), trained.predict(x, verbose=0),
-                                   rtol=TOLERANCE)
+        np.testing.assert_allclose(
+            other.predict(x, verbose=0), trained.predict(x, verbose=0), rtol=TOLERANCE
+        )
     assert int(model.optimizer.iterations) == 3
 
 
@@ -197,12 +216,16 @@ def test_an_unbuilt_model_is_built_together_with_its_parallel_model(build):
 
 
 @pytest.mark.telling("compiled")
-@pytest.mark.parametrize("first", [
-    lambda model, parallel, x: model(x),
-    lambda model, parallel, x: parallel(x),
-    lambda model, parallel, x: parallel.build(x.shape),
-    lambda model, parallel, x: (model.compile("sgd", "mse"), model.predict(x, verbose=0)),
-], ids=["model", "parallel", "build", "compiled"])
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda model, parallel, x: model(x),
+        lambda model, parallel, x: parallel(x),
+        lambda model, parallel, x: parallel.build(x.shape),
+        lambda model, parallel, x: (model.compile("sgd", "mse"), model.predict(x, verbose=0)),
+    ],
+    ids=["model", "parallel", "build", "compiled"],
+)
 def test_either_may_be_built_before_the_first_batch(first):
     model = unbuilt_sequential()
     parallel = towers.make_parallel(model, 2)
@@ -213,8 +236,9 @@ def test_either_may_be_built_before_the_first_batch(first):
     assert isinstance(parallel.optimizer, keras.optimizers.Adam)
     assert int(parallel.optimizer.iterations) == 1
     assert parallel.predict_function is None  # and not the model's
-    np.testing.assert_allclose(model.predict(x, verbose=0), parallel.predict(x, verbose=0),
-                               rtol=TOLERANCE)
+    np.testing.assert_allclose(
+        model.predict(x, verbose=0), parallel.predict(x, verbose=0), rtol=TOLERANCE
+    )
     assert {id(v) for v in model.variables} == {id(v) for v in parallel.variables}
 
 

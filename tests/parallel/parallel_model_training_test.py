@@ -11,8 +11,16 @@ import towers
 from towers.divide.divided_step import DividedStep
 from tests.conformance.cases import ODD
 from tests.parallel.pairs import (
-    CLASSIFIER, TOLERANCE, assert_close, assert_same_fit, assert_same_logs, assert_same_weights,
-    batches, build_pair, classifier, rows,
+    CLASSIFIER,
+    TOLERANCE,
+    assert_close,
+    assert_same_fit,
+    assert_same_logs,
+    assert_same_weights,
+    batches,
+    build_pair,
+    classifier,
+    rows,
 )
 
 pytestmark = pytest.mark.usefixtures("float64")
@@ -23,14 +31,16 @@ def decayed():
     """SGD with a schedule, weight decay, clipping and averaged weights."""
     rates = keras.optimizers.schedules.PiecewiseConstantDecay([4], [0.125, 0.0625])
     return keras.optimizers.SGD(
-        rates, momentum=0.9, weight_decay=0.01, global_clipnorm=0.3, use_ema=True, ema_momentum=0.9)
+        rates, momentum=0.9, weight_decay=0.01, global_clipnorm=0.3, use_ema=True, ema_momentum=0.9
+    )
 
 
 @functools.cache
 def shared_pair():
     """A pair that the tests train further: both models stay equal."""
-    return build_pair(classifier, **{
-        **CLASSIFIER, "optimizer": decayed, "weighted_metrics": lambda: ["accuracy"]})
+    return build_pair(
+        classifier, **{**CLASSIFIER, "optimizer": decayed, "weighted_metrics": lambda: ["accuracy"]}
+    )
 
 
 def test_fit_on_arrays_is_keras_fit_and_traces_one_step(monkeypatch):
@@ -57,7 +67,7 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         x, y = rows()
-        return x[7 * index: 7 * index + 7], y[7 * index: 7 * index + 7]
+        return x[7 * index : 7 * index + 7], y[7 * index : 7 * index + 7]
 
 
 def test_fit_takes_every_kind_of_data():
@@ -78,10 +88,20 @@ def test_sample_weight_class_weight_and_weighted_metrics():
 
 
 def test_validation_data():
-    history = assert_same_fit(shared_pair(), rows, batch_size=7, epochs=2, validation_data=rows(10),
-                              validation_batch_size=4, validation_freq=2)
+    history = assert_same_fit(
+        shared_pair(),
+        rows,
+        batch_size=7,
+        epochs=2,
+        validation_data=rows(10),
+        validation_batch_size=4,
+        validation_freq=2,
+    )
     assert [name for name in history if name.startswith("val_")] == [
-        "val_accuracy", "val_loss", "val_weighted_accuracy"]
+        "val_accuracy",
+        "val_loss",
+        "val_weighted_accuracy",
+    ]
 
 
 @pytest.mark.matrix
@@ -128,10 +148,21 @@ def test_predict_needs_no_compile():
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", [
-    "shared_layer", "two_outputs", "two_outputs_dict", "masked_gru", "mean_with_sample_weight",
-    "adds_loss", "activity", "l2", "sum", "nested_outputs",
-])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shared_layer",
+        "two_outputs",
+        "two_outputs_dict",
+        "masked_gru",
+        "mean_with_sample_weight",
+        "adds_loss",
+        "activity",
+        "l2",
+        "sum",
+        "nested_outputs",
+    ],
+)
 def test_fit_of_odd_models(name):
     """Several inputs and outputs, masks, sums, added losses, sample weights."""
     case = CASES[name]
@@ -200,6 +231,7 @@ def test_labels_of_the_outputs_with_a_loss_alone():
 
 def test_a_layer_is_frozen_or_unfrozen_from_the_next_compile_on():
     """The model has a seed, whose place among the variables changes with it."""
+
     def build():
         first, last = classifier().layers
         return keras.Sequential([keras.Input((6,)), first, keras.layers.GaussianNoise(1e-14), last])
@@ -220,11 +252,15 @@ def test_a_layer_is_frozen_or_unfrozen_from_the_next_compile_on():
 
 def test_a_model_with_a_lookup_table_trains_with_a_loss_of_all_rows():
     def build():
-        return keras.Sequential([
-            keras.Input((2,), dtype="string"), keras.layers.StringLookup(vocabulary=list("abcd")),
-            keras.layers.Embedding(5, 3), keras.layers.Flatten(),
-            keras.layers.Dense(3, activation="softmax"),
-        ])
+        return keras.Sequential(
+            [
+                keras.Input((2,), dtype="string"),
+                keras.layers.StringLookup(vocabulary=list("abcd")),
+                keras.layers.Embedding(5, 3),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3, activation="softmax"),
+            ]
+        )
 
     def words():
         letters = np.array(list("abcdx"))[np.arange(62) % 5]

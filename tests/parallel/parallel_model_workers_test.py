@@ -23,10 +23,14 @@ from tests.processes import run_all
 def make(seed=1):
     """A model made before make_parallel is called: TensorFlow has started then."""
     keras.utils.set_random_seed(seed)
-    return keras.Sequential([
-        keras.Input((6,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dropout(0.3),
-        keras.layers.Dense(3),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            keras.layers.Dense(8, activation="relu"),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(3),
+        ]
+    )
 
 
 def compiled(model, num_towers=None):
@@ -55,6 +59,7 @@ def fit(out, *killed):
     killed: if given, one worker stops the fit after step 5, and the process kills itself in step 6;
         else it resumes the fit.
     """
+
     def kill(batch, logs):
         step = int(parallel.optimizer.iterations)
         if killed and step == 5 and index == 1:
@@ -65,12 +70,22 @@ def fit(out, *killed):
     index = towers.join_workers().index
     parallel, (x, y) = compiled(make(), 3), data()
     random.seed(index)  # the order of the examples is the chief's
-    callbacks = [towers.Resume(Path(out, f"backup-{index}"), every=2),
-                 keras.callbacks.LambdaCallback(on_train_batch_end=kill)]
+    callbacks = [
+        towers.Resume(Path(out, f"backup-{index}"), every=2),
+        keras.callbacks.LambdaCallback(on_train_batch_end=kill),
+    ]
     for initial_epoch in (0, 1) if killed else (0,):
-        history = parallel.fit(x, y, batch_size=16, epochs=2, initial_epoch=initial_epoch,
-                               verbose=0, callbacks=callbacks, validation_data=data(7),
-                               sample_weight=np.linspace(0.5, 2, 50))
+        history = parallel.fit(
+            x,
+            y,
+            batch_size=16,
+            epochs=2,
+            initial_epoch=initial_epoch,
+            verbose=0,
+            callbacks=callbacks,
+            validation_data=data(7),
+            sample_weight=np.linspace(0.5, 2, 50),
+        )
     evaluated = parallel.evaluate(x, y, batch_size=9, verbose=0)
     predicted = parallel.predict(x, batch_size=9, verbose=0)
     write_digest(out, parallel, history.history, evaluated, predicted.tobytes())
@@ -95,7 +110,9 @@ def mistakes(out):
     path = Path(out, "all.weights.h5")
     checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
     for kind, seed, shuffle, callbacks in [
-        (keras.Sequential, index, 0, []), (Own, index, 0, []), (keras.Sequential, 0, index, []),
+        (keras.Sequential, index, 0, []),
+        (Own, index, 0, []),
+        (keras.Sequential, 0, index, []),
         (keras.Sequential, 0, 0, checkpoint),
     ]:
         try:
@@ -157,11 +174,17 @@ def test_mistakes_of_one_worker_are_errors_of_all_and_a_towers_error_ends_its_wo
 
 
 @pytest.mark.telling("late-*")
-@pytest.mark.parametrize("what, message", [
-    (repeats, "towers.gather, parallel_model_workers_test.py:"),
-    (late, "2 workers, but TensorFlow has started before this process joined them: a model's "
-           "variables start it, too. Call towers.join_workers()"),
-])
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        (repeats, "towers.gather, parallel_model_workers_test.py:"),
+        (
+            late,
+            "2 workers, but TensorFlow has started before this process joined them: a model's "
+            "variables start it, too. Call towers.join_workers()",
+        ),
+    ],
+)
 def test_workers_that_would_train_something_else_end_with_an_error(what, message, tmp_path):
     ended = run(2, what, tmp_path, timeout=120)
     assert all(code == 1 and message in errors for code, errors in ended), ended

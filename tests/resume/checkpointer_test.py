@@ -74,10 +74,12 @@ def test_another_identity_is_refused_with_what_differs(directory):
     saver.check_same(STATE["fit"], {"batch_size": 4}, {"rate": 0.1}, "fit", "Or not.")
     with pytest.raises(ValueError) as caught:
         saver.check_same(
-            STATE["fit"], {"batch_size": 5, "shuffle": True}, {"rate": 0.1}, "fit", "Or not.")
+            STATE["fit"], {"batch_size": 5, "shuffle": True}, {"rate": 0.1}, "fit", "Or not."
+        )
     assert str(caught.value).endswith(
         "epoch-0-step-0 belongs to another fit: batch_size (4 then, 5 now), shuffle (None then, "
-        "True now). Or not.")
+        "True now). Or not."
+    )
 
 
 def test_a_checkpoint_of_an_earlier_version_continues_with_a_line_that_says_so(directory):
@@ -119,8 +121,11 @@ def test_a_run_is_finished_with_its_final_model_only(directory):
     saver = checkpointer(directory)
     saver.finish(TrainState(step=8))
     found = []
-    for change in (lambda: None, (directory / run_dir.FINAL).touch,
-                   lambda: (directory / run_dir.CHECKPOINTS / "complete").write_text("eight")):
+    for change in (
+        lambda: None,
+        (directory / run_dir.FINAL).touch,
+        lambda: (directory / run_dir.CHECKPOINTS / "complete").write_text("eight"),
+    ):
         change()
         saver.read()
         found.append(saver.finished_step)
@@ -207,12 +212,15 @@ def test_runs_that_start_together_get_directories_of_their_own():
     assert len(set(paths)) == 16
 
 
-@pytest.mark.parametrize("name, expected", [
-    ("my.models:build/../x y-mnist", "my.models_build_.._x_y-mnist-001"),
-    ("../../x:f-../../y", "_.._x_f-.._.._y-001"),
-    ("/etc/x:f-mnist", "_etc_x_f-mnist-001"),
-    ("..", "-001"),
-])
+@pytest.mark.parametrize(
+    "name, expected",
+    [
+        ("my.models:build/../x y-mnist", "my.models_build_.._x_y-mnist-001"),
+        ("../../x:f-../../y", "_.._x_f-.._.._y-001"),
+        ("/etc/x:f-mnist", "_etc_x_f-mnist-001"),
+        ("..", "-001"),
+    ],
+)
 def test_a_users_model_gives_a_name_that_is_safe_for_files_and_stays_in_runs(name, expected):
     path = run_dir.create(None, name, "{}")
     assert path == run_dir.Path("runs", expected)
@@ -237,11 +245,14 @@ def test_a_directory_whose_config_was_never_written_takes_a_new_run():
     assert run_dir.read_config("mine") == "{}"
 
 
-@pytest.mark.parametrize(("directory", "words"), [
-    ("mine", "is not empty; name a new directory"),
-    ("mine/notes", "is a file"),
-    ("mine/notes/x", "cannot be used: Not a directory"),
-])
+@pytest.mark.parametrize(
+    ("directory", "words"),
+    [
+        ("mine", "is not empty; name a new directory"),
+        ("mine/notes", "is a file"),
+        ("mine/notes/x", "cannot be used: Not a directory"),
+    ],
+)
 def test_a_place_that_holds_something_else_is_refused(directory, words):
     os.mkdir("mine")
     run_dir.Path("mine/notes").touch()
@@ -276,7 +287,8 @@ def test_a_write_that_fails_leaves_the_old_contents_and_no_other_file():
 def test_the_temporary_file_keeps_the_suffix_that_keras_looks_at():
     names = []
     run_dir.write_atomically(
-        run_dir.Path("best.keras"), lambda file: (names.append(file.name), file.touch()))
+        run_dir.Path("best.keras"), lambda file: (names.append(file.name), file.touch())
+    )
     assert names[0] != "best.keras" and names[0].endswith(".keras")
 
 

@@ -43,9 +43,14 @@ def save(directory, step, value=0.0):
 
 
 def same(a, b):
-    return a.state == b.state and list(a.arrays) == list(b.arrays) and all(
-        x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
-        for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True))
+    return (
+        a.state == b.state
+        and list(a.arrays) == list(b.arrays)
+        and all(
+            x.dtype == y.dtype and x.shape == y.shape and x.tobytes() == y.tobytes()
+            for x, y in zip(a.arrays.values(), b.arrays.values(), strict=True)
+        )
+    )
 
 
 def test_what_is_read_is_what_was_written(tmp_path):
@@ -85,15 +90,20 @@ DAMAGES = {
     "a pipe of values": (lambda p: replaced(p / ARRAYS, os.mkfifo), "arrays.bin cannot be read"),
     "an endless device": (
         lambda p: replaced(p / MANIFEST, Path.symlink_to, "/dev/zero"),
-        "manifest.json cannot be read: it is a symbolic link, which towers does not follow"),
+        "manifest.json cannot be read: it is a symbolic link, which towers does not follow",
+    ),
     "a link to good values": (
         lambda p: replaced(p / ARRAYS, Path.symlink_to, p.with_name("epoch-0-step-1") / ARRAYS),
-        "arrays.bin cannot be read: it is a symbolic link"),
+        "arrays.bin cannot be read: it is a symbolic link",
+    ),
     "a linked checkpoint": (
         lambda p: (run_dir.remove(p), p.symlink_to(p.parent.parent / "elsewhere")),
-        "the directory cannot be read: it is a symbolic link"),
+        "the directory cannot be read: it is a symbolic link",
+    ),
     "an endless manifest": (
-        lambda p: os.truncate(p / MANIFEST, 2**40), "manifest.json cannot be read: it is larger"),
+        lambda p: os.truncate(p / MANIFEST, 2**40),
+        "manifest.json cannot be read: it is larger",
+    ),
 }
 
 
@@ -226,11 +236,14 @@ def test_a_state_that_grows_while_it_is_written_is_the_one_of_its_step(folder):
     assert checkpoints.read_newest(folder)[1].state["value"] == {"seen": [1], "9": 1}
 
 
-@pytest.mark.parametrize("variable, value, words", [
-    (0.0, {1, 2}, "its state is not JSON (Object of type set"),
-    (0.0, "x" * 10_000, "as it could not be read: manifest.json cannot be read: it is larger"),
-    (np.nan, None, "kernel holds NaN or infinite values"),
-])
+@pytest.mark.parametrize(
+    "variable, value, words",
+    [
+        (0.0, {1, 2}, "its state is not JSON (Object of type set"),
+        (0.0, "x" * 10_000, "as it could not be read: manifest.json cannot be read: it is larger"),
+        (np.nan, None, "kernel holds NaN or infinite values"),
+    ],
+)
 def test_what_could_not_go_on_is_not_written_and_nothing_is_removed_for_it(
     variable, value, words, folder, monkeypatch
 ):
@@ -256,7 +269,10 @@ class Faults:
     def __init__(self, monkeypatch, n, fail):
         self.left, self.fail = n, fail
         for owner, name in (
-            (os, "fsync"), (os, "replace"), (checkpoints, "_write_arrays"), (Path, "write_bytes"),
+            (os, "fsync"),
+            (os, "replace"),
+            (checkpoints, "_write_arrays"),
+            (Path, "write_bytes"),
         ):
             monkeypatch.setattr(owner, name, self._failing(name, getattr(owner, name)))
 
@@ -303,8 +319,10 @@ def write_and_die(directory):
 
 
 def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoint(tmp_path):
-    code = "import pathlib; from tests.resume.checkpoints_test import write_and_die as f; " \
-           f"f(pathlib.Path({str(tmp_path)!r}))"
+    code = (
+        "import pathlib; from tests.resume.checkpoints_test import write_and_die as f; "
+        f"f(pathlib.Path({str(tmp_path)!r}))"
+    )
     assert processes.run("-c", code).returncode == 0
     newest = []
     for n in range(1, 9):
@@ -319,9 +337,11 @@ def test_a_process_killed_anywhere_in_a_write_leaves_the_old_or_the_new_checkpoi
 _ANY = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner),
-    max_leaves=8)
+    max_leaves=8,
+)
 _QUICK = settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 
 def read_or_refuse(path):
@@ -382,8 +402,18 @@ def test_nothing_in_towers_runs_what_a_file_holds():
 
     What a process hands to its own child in memory is no file: there pickle is what Python has.
     """
-    forbidden = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "eval",
-                 "exec", "enable_unsafe_deserialization"}
+    forbidden = {
+        "pickle",
+        "cPickle",
+        "dill",
+        "cloudpickle",
+        "joblib",
+        "marshal",
+        "shelve",
+        "eval",
+        "exec",
+        "enable_unsafe_deserialization",
+    }
     unsafe = {"allow_pickle": True, "safe_mode": False, "shell": True}
     package = Path(checkpoints.__file__).parents[1]
     sources = set(package.rglob("*.py")) - {package / "app" / "reading" / "readers.py"}

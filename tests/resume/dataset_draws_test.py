@@ -41,14 +41,25 @@ CASES = {  # (whether each iterator is like the first, whether only their number
     "shuffled, then repeated": (lambda: whole().repeat(2), False, False),
     "shuffled, then cached": (lambda: whole().cache(), False, False),
     "repeated, then shuffled": (
-        lambda: tf.data.Dataset.range(9).repeat(2).shuffle(3, 1), False, True),
+        lambda: tf.data.Dataset.range(9).repeat(2).shuffle(3, 1),
+        False,
+        True,
+    ),
     "one after another": (lambda: tf.data.Dataset.range(9).concatenate(whole()), False, False),
     "chosen": (
-        lambda: tf.data.Dataset.sample_from_datasets([whole(), whole()], seed=1), False, False),
+        lambda: tf.data.Dataset.sample_from_datasets([whole(), whole()], seed=1),
+        False,
+        False,
+    ),
     "shuffled within": (lambda: inner_order(tf.data.Dataset.range(3)), False, False),
     "by Python": (lambda: by_python(tf.data.Dataset.range(3)), False, False),
-    "by a generator": (lambda: tf.data.Dataset.from_generator(
-        lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)), False, False),
+    "by a generator": (
+        lambda: tf.data.Dataset.from_generator(
+            lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)
+        ),
+        False,
+        False,
+    ),
     "with noise": (lambda: noisy(tf.data.Dataset.range(3)), False, True),
     "with a layer": (lambda: flipped(tf.data.Dataset.range(3)), False, True),
     "with noise, then cached": (lambda: noisy(tf.data.Dataset.range(3)).cache(), False, False),

@@ -30,7 +30,7 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         assert 0 <= index < 4
-        chosen = self._order[7 * index: 7 * index + 7]
+        chosen = self._order[7 * index : 7 * index + 7]
         return tuple(part[chosen] for part in self._rows)
 
     def on_epoch_end(self):
@@ -55,7 +55,7 @@ class Source:
         return 4
 
     def __getitem__(self, index):
-        return tuple(part[7 * index: 7 * index + 7] for part in rows())
+        return tuple(part[7 * index : 7 * index + 7] for part in rows())
 
 
 def shuffled():
@@ -123,8 +123,13 @@ def test_a_fit_reads_its_data_as_without_resume_and_so_does_a_resumed_one(
     # The seed of a dataset's shuffle follows from that of the process, too.
     seeds = (1, 1) if "dataset" in name or "generator" in name else (1, 2)
     fits = Fits(
-        model, *(rows() if has_size else [make]), batch_size=7 if has_size else None, epochs=3,
-        seeds=seeds, **options)
+        model,
+        *(rows() if has_size else [make]),
+        batch_size=7 if has_size else None,
+        epochs=3,
+        seeds=seeds,
+        **options,
+    )
     recwarn.clear()
     whole = fits.fit(tmp_path / "whole")
     assert len(whole[0]["loss"]) == 3
@@ -140,7 +145,8 @@ VALIDATION = {
     "a dataset that shuffles as it is read": (repeated, {}),
     "an endless dataset": (
         lambda: tf.data.Dataset.from_tensor_slices(rows()).repeat().shuffle(25, seed=1).batch(7),
-        {"validation_steps": 2}),
+        {"validation_steps": 2},
+    ),
     "a dataset of unknown length": (unknown, {}),
     "batches": (Batches, {"validation_steps": 2}),
     "batches of two threads": (lambda: Batches(workers=2), {}),
@@ -168,15 +174,15 @@ def test_validation_data_that_go_on_from_epoch_to_epoch_do_so_in_a_resumed_fit(
     assert fits().fit(tmp_path / "cut") == whole
 
 
-def test_random_numbers_after_a_fit_do_not_depend_on_how_often_it_was_interrupted(
-    model, tmp_path
-):
+def test_random_numbers_after_a_fit_do_not_depend_on_how_often_it_was_interrupted(model, tmp_path):
     """The last fit is complete when it begins."""
     fits = Fits(model, NoisyBatches, batch_size=None)
     found = []
     for run in (
-        fits.plain, lambda: fits.fit(tmp_path / "whole"),
-        lambda: fits.interrupted(tmp_path / "cut", [2, 3]), lambda: fits.fit(tmp_path / "cut"),
+        fits.plain,
+        lambda: fits.fit(tmp_path / "whole"),
+        lambda: fits.interrupted(tmp_path / "cut", [2, 3]),
+        lambda: fits.fit(tmp_path / "cut"),
     ):
         run()
         found.append((random.random(), np.random.random()))
@@ -193,9 +199,16 @@ def test_data_that_this_process_has_read_cannot_resume(model, make, tmp_path):
         fits.fit(tmp_path)
 
 
-@pytest.mark.parametrize("make, steps", [
-    (generator, 2), (repeated, 2), (repeated, None), (noisy_dataset, 2), (noisy_dataset, 4),
-])
+@pytest.mark.parametrize(
+    "make, steps",
+    [
+        (generator, 2),
+        (repeated, 2),
+        (repeated, None),
+        (noisy_dataset, 2),
+        (noisy_dataset, 4),
+    ],
+)
 def test_validation_data_that_are_read_ahead_are_warned_of(make, steps, recwarn):
     """Of a validation that reads all of its data, nothing is left to be read ahead."""
     arguments = fit_arguments(validation_data=make(), validation_steps=steps)

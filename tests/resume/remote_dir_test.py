@@ -24,8 +24,13 @@ from towers.resume import remote_dir, run_dir
 pytestmark = pytest.mark.usefixtures("without_charts")
 S3, MEMORY = "s3://bucket/run", "memory://run"
 FLAGS = (  # those of `config`
-    "--model=tests.app.run_test:small_model", "--dataset=tests.app.run_test:small_data",
-    "--num_gpus=2", "--batch_size=16", "--epochs=2", "--checkpoint_every=3", f"--run_dir={S3}",
+    "--model=tests.app.run_test:small_model",
+    "--dataset=tests.app.run_test:small_data",
+    "--num_gpus=2",
+    "--batch_size=16",
+    "--epochs=2",
+    "--checkpoint_every=3",
+    f"--run_dir={S3}",
     "--resume=auto",
 )
 
@@ -38,12 +43,15 @@ class Server:
             port = str(taken.getsockname()[1])
         self._url = f"http://127.0.0.1:{port}"
         self.environment = {
-            "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
             "AWS_ENDPOINT_URL": self._url,
         }
         self._process = subprocess.Popen(
             [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", port],
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         until = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError):
@@ -57,8 +65,12 @@ class Server:
         """The file system, as another client sees it."""
         s3fs = pytest.importorskip("s3fs")
         return s3fs.S3FileSystem(
-            key="test", secret="test", endpoint_url=self._url, use_listings_cache=False,
-            skip_instance_cache=True)
+            key="test",
+            secret="test",
+            endpoint_url=self._url,
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
 
     def close(self):
         self._process.kill()
@@ -134,12 +146,21 @@ def at_epoch_end(act):
     return keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: act(epoch))
 
 
-@pytest.mark.parametrize("end", [
-    "6/manifest.json",
-    *(pytest.param(end, marks=pytest.mark.matrix) for end in (
-        "json", "6/arrays.bin", "final.keras", "complete",
-    )),
-])
+@pytest.mark.parametrize(
+    "end",
+    [
+        "6/manifest.json",
+        *(
+            pytest.param(end, marks=pytest.mark.matrix)
+            for end in (
+                "json",
+                "6/arrays.bin",
+                "final.keras",
+                "complete",
+            )
+        ),
+    ],
+)
 def test_a_run_killed_before_an_upload_resumes_to_the_same_bits(
     end, whole, bucket, tmp_path, capsys
 ):
@@ -170,11 +191,14 @@ def test_names_of_remote_files_lead_out_of_no_copy(memory, tmp_path):
     assert "epoch-0-step-2" not in outside and "other.json" not in {*os.listdir(tmp_path)}
 
 
-@pytest.mark.parametrize(("url", "words"), [
-    ("s3://elsewhere/run", "bucket does not exist"),
-    ("gs://bucket/run", r"gcsfs.* pip install 'tf-towers\[remote\]'"),
-    ("nowhere://bucket/run", "Protocol not known: nowhere."),
-])
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("s3://elsewhere/run", "bucket does not exist"),
+        ("gs://bucket/run", r"gcsfs.* pip install 'tf-towers\[remote\]'"),
+        ("nowhere://bucket/run", "Protocol not known: nowhere."),
+    ],
+)
 def test_a_url_that_cannot_be_used_is_an_error(url, words, bucket, monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(ValueError, match=rf"^run_dir \({url}\) cannot be used: .*{words}"):
@@ -197,7 +221,9 @@ def test_a_run_resumes_from_the_newest_good_checkpoint(whole, memory, tmp_path, 
         towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True, seed=1))
     after = contents(memory)
     assert {name for name in before if after[name] != before[name]} == {
-        "log.txt", "checkpoints/lock"}
+        "log.txt",
+        "checkpoints/lock",
+    }
     memory.pipe("/run/checkpoints/epoch-2-step-8/arrays.bin", b"damaged")
     memory.rm("/run/final.keras")
     assert towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True)) == history
@@ -210,7 +236,7 @@ def test_a_run_resumes_from_the_newest_good_checkpoint(whole, memory, tmp_path, 
 @pytest.mark.matrix
 def test_a_run_that_cannot_be_resumed_changes_nothing(memory, tmp_path):
     towers.train(config(run_dir=MEMORY, epochs=1))
-    memory.pipe("/run/config.json", memory.cat("/run/config.json").replace(b"ed\": 0", b"ed\": 1"))
+    memory.pipe("/run/config.json", memory.cat("/run/config.json").replace(b'ed": 0', b'ed": 1'))
     before = contents(memory)
     with pytest.raises(ValueError, match=f"^{MEMORY}/checkpoints/epoch-1-step-4 belongs to anoth"):
         towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True))
@@ -230,7 +256,8 @@ def test_files_are_uploaded_later_or_stay_in_the_copy(whole, memory, tmp_path, m
     monkeypatch.setattr(DirFileSystem, "put_file", put_file)
     cut = keras.callbacks.LambdaCallback(
         on_train_batch_end=lambda batch, logs: batch == 0 and cuts.append(True),
-        on_epoch_end=lambda epoch, logs: cuts.extend([True] * 99))
+        on_epoch_end=lambda epoch, logs: cuts.extend([True] * 99),
+    )
     with pytest.raises(places.LostDirectoryError) as lost:
         towers.train(config(run_dir=MEMORY, epochs=1, checkpoint_every=1), [cut])
     assert "checkpoints/epoch-0-step-1/manifest.json" in contents(memory)
@@ -267,8 +294,13 @@ def test_a_fit_resumes_from_memory(memory, tmp_path):
         keras.utils.set_random_seed(0)
         parallel.set_weights(first)
         parallel.fit(
-            x, x[:, :2], batch_size=4, epochs=2, verbose=0,
-            callbacks=[towers.Resume(directory, every=2), *callbacks])
+            x,
+            x[:, :2],
+            batch_size=4,
+            epochs=2,
+            verbose=0,
+            callbacks=[towers.Resume(directory, every=2), *callbacks],
+        )
         return [weight.numpy().tolist() for weight in parallel.weights]
 
     def fail(epoch):

@@ -34,7 +34,7 @@ class Batches(keras.utils.PyDataset):
 
     def __getitem__(self, index):
         self.reads.append(index)
-        return tuple(part[7 * index: 7 * index + 7] for part in rows())
+        return tuple(part[7 * index : 7 * index + 7] for part in rows())
 
     def on_epoch_end(self):
         random.random()
@@ -77,9 +77,7 @@ def without_seed():
 
 
 @pytest.mark.parametrize("shuffle", [True, "batch"])
-def test_arrays_of_a_script_without_a_seed_are_shuffled_by_one_that_is_saved(
-    shuffle, without_seed
-):
+def test_arrays_of_a_script_without_a_seed_are_shuffled_by_one_that_is_saved(shuffle, without_seed):
     data = made(X, shuffle=shuffle)
     found = orders(data)
     assert [sorted(sum(order, [])) for order in found] == [X.tolist()] * 3
@@ -136,9 +134,13 @@ def test_nothing_that_was_trained_on_is_read_again(tmp_path):
     assert made[-1].read[:2] == [3, 0]  # the epoch's fourth batch, then the next pass
 
 
-@pytest.mark.parametrize("options", [
-    {}, {"names": ("state_dict", "load_state_dict"), "on_iterator": False},
-])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"names": ("state_dict", "load_state_dict"), "on_iterator": False},
+    ],
+)
 def test_what_is_saved_is_the_state_after_the_last_step(options):
     """Beside what has been read ahead; states of steps that are done are forgotten."""
     first, batches = Repeated(loader(**options), "x"), []
@@ -153,28 +155,43 @@ def test_what_is_saved_is_the_state_after_the_last_step(options):
 
 
 def test_states_come_back_as_they_were():
-    state = {"a": [1, 2.5, None, True, "x"], 3: (b"\x00\xff", np.arange(4, dtype="uint8")),
-             "big": 2**100}
+    state = {
+        "a": [1, 2.5, None, True, "x"],
+        3: (b"\x00\xff", np.arange(4, dtype="uint8")),
+        "big": 2**100,
+    }
     found = decoded(encoded(state))
     np.testing.assert_array_equal(found[3][1], state[3][1])
     assert found[3][1].dtype == np.uint8 and found[3][0] == state[3][0]
     assert (found["a"], found["big"]) == (state["a"], state["big"])
 
 
-@pytest.mark.parametrize("kind, options, error", [
-    (loaders.Loader, {}, "give steps_per_epoch"),
-    (loaders.Unsaved, STEPS, r"x \(Unsaved\): its get_state\(\) cannot be saved: a set is none"),
-])
+@pytest.mark.parametrize(
+    "kind, options, error",
+    [
+        (loaders.Loader, {}, "give steps_per_epoch"),
+        (
+            loaders.Unsaved,
+            STEPS,
+            r"x \(Unsaved\): its get_state\(\) cannot be saved: a set is none",
+        ),
+    ],
+)
 def test_what_cannot_go_on_is_refused(kind, options, error, tmp_path):
     with pytest.raises(ValueError, match=error):
         classifier().fit(loader(kind), callbacks=[towers.Resume(tmp_path)], **options)
 
 
-@pytest.mark.parametrize("directory, every, words", [
-    (None, 1, r"directory \(None\) must be a path"),
-    *((".", every, r"every \(.*\) must be an integer of at least 1")
-      for every in (0, -1, 2.5, "3", True)),
-])
+@pytest.mark.parametrize(
+    "directory, every, words",
+    [
+        (None, 1, r"directory \(None\) must be a path"),
+        *(
+            (".", every, r"every \(.*\) must be an integer of at least 1")
+            for every in (0, -1, 2.5, "3", True)
+        ),
+    ],
+)
 def test_arguments_of_the_callback_that_make_no_sense_are_refused(directory, every, words):
     with pytest.raises(ValueError, match=f"^{words}"):
         towers.Resume(directory, every=every)

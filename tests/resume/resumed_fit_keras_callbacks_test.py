@@ -25,12 +25,16 @@ LEFT_OUT = {"Callback", "CallbackList", "MonitorCallback", "BackupAndRestore", "
 
 def best_weights(directory):
     return C.ModelCheckpoint(
-        f"{directory}/{{epoch}}-{{loss:.4f}}.weights.h5", "loss", save_best_only=True,
-        save_weights_only=True)
+        f"{directory}/{{epoch}}-{{loss:.4f}}.weights.h5",
+        "loss",
+        save_best_only=True,
+        save_weights_only=True,
+    )
 
 
 def writing(directory):
     """They also set the rate, and stop the fit after three epochs."""
+
     def write(epoch, logs):
         (directory / f"{epoch}.csv").write_text(repr(sorted(logs.items())))
 
@@ -56,7 +60,9 @@ CASES = {
     "writing": writing,
     "averages": lambda directory: [C.SwapEMAWeights(), best_weights(directory)],
     "averages on epochs": lambda directory: [
-        C.SwapEMAWeights(swap_on_epoch=True), best_weights(directory)],
+        C.SwapEMAWeights(swap_on_epoch=True),
+        best_weights(directory),
+    ],
     "NaN": lambda directory: [
         C.LearningRateScheduler(lambda epoch, rate: 1e38 if epoch == 2 else rate),
         C.TerminateOnNaN(),
@@ -72,6 +78,7 @@ def model():
 @pytest.fixture(autouse=True)
 def _posts(monkeypatch):
     """RemoteMonitor's server, which notes what it receives."""
+
     def post(url, json, **options):
         with open(url.removeprefix("http://localhost:9000"), "a", encoding="utf-8") as file:
             file.write(f"{sorted(json.items())}\n")
@@ -87,13 +94,19 @@ def written(directory):
         if "tfevents" in name:
             events = event_accumulator.EventAccumulator(str(path), {"tensors": 0}).Reload()
             for tag in events.Tags()["tensors"]:
-                points = {(e.step, float(tf.make_ndarray(e.tensor_proto)))
-                          for e in events.Tensors(tag)}
+                points = {
+                    (e.step, float(tf.make_ndarray(e.tensor_proto))) for e in events.Tensors(tag)
+                }
                 found.setdefault((path.parent.name, tag), set()).update(points)
         elif path.suffix == ".h5":
             with h5py.File(path) as file:
-                file.visititems(lambda part, value: found.update(
-                    {(name, part): value[()].tobytes()} if isinstance(value, h5py.Dataset) else {}))
+                file.visititems(
+                    lambda part, value: found.update(
+                        {(name, part): value[()].tobytes()}
+                        if isinstance(value, h5py.Dataset)
+                        else {}
+                    )
+                )
         else:
             found[name] = path.read_bytes()
     return found
@@ -107,8 +120,14 @@ def test_every_callback_resumes_as_if_the_fit_had_not_been_killed(model, name, k
     def fit(folder, run):
         (tmp_path / folder).mkdir()
         fits = Fits(
-            model, *rows(), callbacks=lambda: CASES[name](tmp_path / folder), epochs=4,
-            shuffle=False, class_weight=WEIGHTS, validation_data=rows(5))
+            model,
+            *rows(),
+            callbacks=lambda: CASES[name](tmp_path / folder),
+            epochs=4,
+            shuffle=False,
+            class_weight=WEIGHTS,
+            validation_data=rows(5),
+        )
         history, epochs, values = run(fits)
         return repr(sorted(history.items())), epochs, values, written(tmp_path / folder)
 
@@ -121,8 +140,12 @@ def test_every_callback_resumes_as_if_the_fit_had_not_been_killed(model, name, k
 
 def test_a_complete_fit_returns_its_history_and_resumes_with_more_epochs(model, tmp_path):
     """It resumes from the weights, because Keras discards the averages after the last epoch."""
-    fits = Fits(model, *rows(), callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)],
-                class_weight=WEIGHTS)
+    fits = Fits(
+        model,
+        *rows(),
+        callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)],
+        class_weight=WEIGHTS,
+    )
     longer = fits.fit(tmp_path / "long", epochs=3)
     first = fits.fit(tmp_path / "run")
     assert fits.fit(tmp_path / "run", after=0) == first  # no step is repeated
@@ -132,7 +155,8 @@ def test_a_complete_fit_returns_its_history_and_resumes_with_more_epochs(model, 
 def test_every_callback_is_in_a_case(tmp_path):
     tried = {type(callback) for make in CASES.values() for callback in make(tmp_path)}
     shipped = {
-        value for name, value in vars(C).items()
+        value
+        for name, value in vars(C).items()
         if inspect.isclass(value) and issubclass(value, C.Callback) and name not in LEFT_OUT
     }
     assert tried == shipped
@@ -164,8 +188,12 @@ def test_what_backup_and_restore_left_on_the_model_does_not_count(tmp_path):
     for _ in range(2):
         with pytest.raises(InterruptedError):
             model.fit(
-                *rows(), batch_size=7, epochs=3, verbose=0,
-                callbacks=[C.BackupAndRestore(theirs), stop(after=6)])
+                *rows(),
+                batch_size=7,
+                epochs=3,
+                verbose=0,
+                callbacks=[C.BackupAndRestore(theirs), stop(after=6)],
+            )
     assert Fits(model, *rows()).fit(tmp_path / "ours")[1] == [0, 1]
 
 
@@ -202,8 +230,13 @@ def test_a_rate_that_callbacks_have_changed_is_no_edit(model, tmp_path):
         resume = towers.Resume(tmp_path)
         slower = C.LearningRateScheduler(lambda epoch, rate: rate / 2)
         return model.fit(
-            *data, batch_size=7, epochs=3, verbose=0, class_weight=WEIGHTS,
-            callbacks=[slower, resume, *callbacks])
+            *data,
+            batch_size=7,
+            epochs=3,
+            verbose=0,
+            class_weight=WEIGHTS,
+            callbacks=[slower, resume, *callbacks],
+        )
 
     with pytest.raises(InterruptedError):
         fit(stop(after=5))

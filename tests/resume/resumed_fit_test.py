@@ -73,8 +73,12 @@ def fit_fresh(make, directory, data=rows, every=2):
     resumed_fit.completed.clear()  # as in a new process
     model = make()
     history = model.fit(
-        *data(), batch_size=7, epochs=2, verbose=0,
-        callbacks=[towers.Resume(directory, every=every)])
+        *data(),
+        batch_size=7,
+        epochs=2,
+        verbose=0,
+        callbacks=[towers.Resume(directory, every=every)],
+    )
     optimizers = [o for o in vars(model).values() if isinstance(o, keras.optimizers.Optimizer)]
     values = [*model.variables, *(v for o in optimizers for v in o.variables)]
     return history.history, [bits(v) for v in values]
@@ -102,15 +106,23 @@ class Two(keras.Model):
 MODELS = {
     "a train_step of one's own": (
         lambda: Own([keras.Input((6,)), keras.layers.Dense(5), keras.layers.Dense(6)]),
-        {"optimizer": "adam"}, lambda x, y: (x, y), {"loss"}),
+        {"optimizer": "adam"},
+        lambda x, y: (x, y),
+        {"loss"},
+    ),
     # A tf.Variable that counts calls scales the output; a generator is hidden in a closure.
     "what layers keep and Keras does not list": (
-        keeps, {"optimizer": "adam", "loss": "mse"}, lambda x, y: (x, x[:, :3]),
-        {"loss", "by_row", "endpoint"}),
+        keeps,
+        {"optimizer": "adam", "loss": "mse"},
+        lambda x, y: (x, x[:, :3]),
+        {"loss", "by_row", "endpoint"},
+    ),
     "several outputs of a model that is not built": (
-        Two, {"optimizer": "adam", "loss": {"a": "mse", "b": "mae"}, "metrics": {"a": "mae"}},
+        Two,
+        {"optimizer": "adam", "loss": {"a": "mse", "b": "mae"}, "metrics": {"a": "mae"}},
         lambda x, y: ({"x": x}, {"a": x[:, :2], "b": x[:, :1]}),
-        {"loss", "a_loss", "a_mae", "b_loss"}),
+        {"loss", "a_loss", "a_mae", "b_loss"},
+    ),
 }
 
 
@@ -181,7 +193,8 @@ def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp
     def fit(data, epochs):
         resumed_fit.completed.clear()  # as in a new process
         fits.model.fit(
-            data, epochs=epochs, steps_per_epoch=40, verbose=0, callbacks=[towers.Resume(tmp_path)])
+            data, epochs=epochs, steps_per_epoch=40, verbose=0, callbacks=[towers.Resume(tmp_path)]
+        )
 
     fit(batches(1000), 3)
     read.clear()
@@ -221,11 +234,14 @@ def test_callbacks_are_called_only_for_the_remaining_steps(model, tmp_path):
     assert recorders[-2].events[-2:] == ["end 1", "begin 2"]
 
 
-@pytest.mark.parametrize("every, seconds, expected", [
-    (3, 0.0, ["epoch-0-step-3", "epoch-1-step-4", "epoch-1-step-6"]),
-    (None, 600.0, ["epoch-0-step-0", "epoch-1-step-4"]),
-    (None, 0.0, ["epoch-1-step-5", "epoch-1-step-6", "epoch-1-step-7"]),
-])
+@pytest.mark.parametrize(
+    "every, seconds, expected",
+    [
+        (3, 0.0, ["epoch-0-step-3", "epoch-1-step-4", "epoch-1-step-6"]),
+        (None, 600.0, ["epoch-0-step-0", "epoch-1-step-4"]),
+        (None, 0.0, ["epoch-1-step-5", "epoch-1-step-6", "epoch-1-step-7"]),
+    ],
+)
 def test_it_saves_after_so_many_steps_or_seconds_and_each_epoch(
     model, every, seconds, expected, tmp_path, monkeypatch
 ):
@@ -255,8 +271,12 @@ def test_a_file_and_a_directory_of_another_fit_are_errors(fits, tmp_path):
     head = [keras.Input((6,)), keras.layers.Dense(3, activation="softmax")]
     for layers, num_towers, optimizer, words in [
         (fits.model.layers, 2, same, "another fit: num_towers .3 then, 2 now."),
-        (fits.model.layers, 3, {"learning_rate": 0.1},
-         r"optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched"),
+        (
+            fits.model.layers,
+            3,
+            {"learning_rate": 0.1},
+            r"optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched",
+        ),
         (head, 3, same, r"holds another model: here \S*kernel is float32 \[6, 3\], in .*\[6, 5\]"),
     ]:
         other = towers.make_parallel(keras.Sequential(layers), 2, num_towers=num_towers)
@@ -273,13 +293,16 @@ class Batches(keras.utils.PyDataset):
         return 4
 
     def __getitem__(self, index):
-        return tuple(part[7 * index: 7 * index + 7] for part in rows())
+        return tuple(part[7 * index : 7 * index + 7] for part in rows())
 
 
 def folds():
     """Arrays, a tf.data.Dataset and batches by index, which Keras reads in another way each."""
-    return [lambda: rows(), lambda: [tf.data.Dataset.from_tensor_slices(rows()).batch(7)],
-            lambda: [Batches()]]
+    return [
+        lambda: rows(),
+        lambda: [tf.data.Dataset.from_tensor_slices(rows()).batch(7)],
+        lambda: [Batches()],
+    ]
 
 
 @pytest.mark.parametrize("data", folds(), ids=["arrays", "dataset", "batches"])
@@ -291,8 +314,9 @@ def test_a_second_fit_of_a_process_in_a_directory_is_an_error(model, data, tmp_p
     def fit(epochs, directory=tmp_path / "run", **options):
         batch_size = None if len(data) == 1 else 7
         callbacks = [towers.Resume(directory), *options.pop("callbacks", [])]
-        history = model.fit(*data, batch_size=batch_size, epochs=epochs, verbose=0,
-                            callbacks=callbacks, **options)
+        history = model.fit(
+            *data, batch_size=batch_size, epochs=epochs, verbose=0, callbacks=callbacks, **options
+        )
         return len(history.epoch), int(model.optimizer.iterations)
 
     with pytest.raises(InterruptedError):
@@ -313,14 +337,18 @@ def test_a_complete_fit_says_so_in_a_new_process(fits, tmp_path, capsys):
     assert not capsys.readouterr().out
     fits.fit(tmp_path)
     assert capsys.readouterr().out == (
-        f"Already complete: 2 epochs, in {tmp_path}. To train again, name another directory.\n")
+        f"Already complete: 2 epochs, in {tmp_path}. To train again, name another directory.\n"
+    )
 
 
-@pytest.mark.parametrize("state, words", [
-    ({"position": {}, "config": {}}, "holds the checkpoints of a run of train.py"),
-    ({"position": {"steps": 3}, "fit": {"seed": 1}}, "is no checkpoint of a fit"),
-    ({"position": {}, "fit": {}}, "is no checkpoint of a fit"),
-])
+@pytest.mark.parametrize(
+    "state, words",
+    [
+        ({"position": {}, "config": {}}, "holds the checkpoints of a run of train.py"),
+        ({"position": {"steps": 3}, "fit": {"seed": 1}}, "is no checkpoint of a fit"),
+        ({"position": {}, "fit": {}}, "is no checkpoint of a fit"),
+    ],
+)
 def test_a_checkpoint_of_something_else_is_an_error(fits, state, words, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     path = checkpoints.path_of(tmp_path / "checkpoints", 0, 0)

@@ -34,8 +34,9 @@ def batch(seed):
 @functools.cache
 def trained_step(units=4, optimizer="adam", seed=0):
     keras.utils.set_random_seed(seed)
-    model = keras.Sequential([
-        keras.Input((3,)), L.Dense(units), L.BatchNormalization(), L.Dropout(0.5), L.Dense(1)])
+    model = keras.Sequential(
+        [keras.Input((3,)), L.Dense(units), L.BatchNormalization(), L.Dropout(0.5), L.Dense(1)]
+    )
     step = TowerStep(model, optimizer, "mse", metrics=["mae"], devices=["/cpu:0"], num_towers=2)
     step.train_batch(*batch(0))
     return step
@@ -51,12 +52,20 @@ def test_later_steps_do_not_change_what_was_taken():
 
 
 @pytest.mark.telling("others0-*")
-@pytest.mark.parametrize("others, message", [
-    ({"units": 5}, r"step-7 holds another model: here \S*kernel is float32 \[3, 4\], in the "
-                   r"checkpoint \S*kernel float32 \[3, 5\]\."),
-    ({"optimizer": "sgd"}, "step-7 holds another optimizer: here 14 variables, in the checkpoint "
-                           "2"),
-])
+@pytest.mark.parametrize(
+    "others, message",
+    [
+        (
+            {"units": 5},
+            r"step-7 holds another model: here \S*kernel is float32 \[3, 4\], in the "
+            r"checkpoint \S*kernel float32 \[3, 5\]\.",
+        ),
+        (
+            {"optimizer": "sgd"},
+            "step-7 holds another optimizer: here 14 variables, in the checkpoint 2",
+        ),
+    ],
+)
 def test_another_model_or_optimizer_is_refused_and_nothing_is_assigned(others, message):
     step, arrays = trained_step(), arrays_of(trained_step(seed=1, **others))
     before = arrays_of(step)
@@ -115,7 +124,9 @@ def test_later_epochs_do_not_change_what_was_taken_of_a_callback():
     growing[1].best.append(2)
     growing[1].best_weights[0] += 1
     assert [{k: v for k, v in s.items() if k != "class"} for s in state] == [
-        {"get_state": {"seen": [1]}}, {"best": [1]}]
+        {"get_state": {"seen": [1]}},
+        {"best": [1]},
+    ]
     assert arrays == {"callbacks/1/0": [0]}
 
 
@@ -132,11 +143,17 @@ CIRCLE = []
 CIRCLE.append(CIRCLE)
 
 
-@pytest.mark.parametrize("odd, words", [
-    (Remembers({1: object()}), r"Remembers: get_state\(\) returned .*type object is not JSON"),
-    (Remembers(CIRCLE), r"Remembers: get_state\(\) returned .*Circular"),
-    (SimpleNamespace(best=np.zeros(2)), "SimpleNamespace: its `best` holds a value that is not"),
-])
+@pytest.mark.parametrize(
+    "odd, words",
+    [
+        (Remembers({1: object()}), r"Remembers: get_state\(\) returned .*type object is not JSON"),
+        (Remembers(CIRCLE), r"Remembers: get_state\(\) returned .*Circular"),
+        (
+            SimpleNamespace(best=np.zeros(2)),
+            "SimpleNamespace: its `best` holds a value that is not",
+        ),
+    ],
+)
 def test_a_state_that_is_no_json_is_one_line_then_and_one_when_it_is_missed(odd, words):
     said = []
     state = snapshot.callbacks_state([odd, Remembers(1)], said.append)
@@ -176,15 +193,25 @@ def a_rate():
     return 0.1
 
 
-@pytest.mark.parametrize("make, expected", [
-    (lambda: SGD(0.1, momentum=0.9), {"learning_rate": 0.1, "momentum": 0.9, "nesterov": False}),
-    (lambda: SGD(keras.optimizers.schedules.CosineDecay(0.1, 8)),
-     {"learning_rate": "CosineDecay", "learning_rate.decay_steps": 8}),
-    (lambda: keras.optimizers.LossScaleOptimizer(Adam(0.2)),
-     {"inner_optimizer": "Adam", "inner_optimizer.learning_rate": 0.2}),
-    (lambda: SGD(a_rate), {"learning_rate": "a_rate"}),
-    (lambda: SGD(lambda: 0.1), {"momentum": 0.0}),
-])
+@pytest.mark.parametrize(
+    "make, expected",
+    [
+        (
+            lambda: SGD(0.1, momentum=0.9),
+            {"learning_rate": 0.1, "momentum": 0.9, "nesterov": False},
+        ),
+        (
+            lambda: SGD(keras.optimizers.schedules.CosineDecay(0.1, 8)),
+            {"learning_rate": "CosineDecay", "learning_rate.decay_steps": 8},
+        ),
+        (
+            lambda: keras.optimizers.LossScaleOptimizer(Adam(0.2)),
+            {"inner_optimizer": "Adam", "inner_optimizer.learning_rate": 0.2},
+        ),
+        (lambda: SGD(a_rate), {"learning_rate": "a_rate"}),
+        (lambda: SGD(lambda: 0.1), {"momentum": 0.0}),
+    ],
+)
 def test_all_that_can_be_told_of_an_optimizer_is_compared(make, expected):
     found = options(make())
     assert found.items() >= {f"optimizer.{name}": value for name, value in expected.items()}.items()
@@ -255,8 +282,16 @@ def test_json_brings_it_back():
 
 def test_a_checkpoint_keeps_its_fields_and_the_newest_may_be_missing_but_none_is_unknown():
     fields = {
-        "step": 0, "epoch": 0, "epoch_step": 0, "logs": {}, "history": {}, "results": [],
-        "best": None, "best_step": None, "epochs_since_best": 0, "stopped": False,
+        "step": 0,
+        "epoch": 0,
+        "epoch_step": 0,
+        "logs": {},
+        "history": {},
+        "results": [],
+        "best": None,
+        "best_step": None,
+        "epochs_since_best": 0,
+        "stopped": False,
     }
     assert TrainState().to_json() == {**fields, "best_saved": None, "best_loss": None}
     assert TrainState.from_json(fields) == TrainState()
@@ -273,8 +308,9 @@ def test_a_run_is_stopped_by_a_callback_or_for_lack_of_a_better_epoch():
     assert train_state.is_stopped(None)
 
 
-@pytest.mark.parametrize("make", [lambda: 2, lambda: np.float32(2), lambda: np.array(2),
-                                  lambda: tf.constant(2.0)])
+@pytest.mark.parametrize(
+    "make", [lambda: 2, lambda: np.float32(2), lambda: np.array(2), lambda: tf.constant(2.0)]
+)
 def test_numbers_become_pythons(make):
     value = make()
     assert plain(value) == 2 and type(plain(value)) in (int, float)
@@ -290,13 +326,16 @@ def best_after(values, monitor, **others):
     return best_of(train_state)
 
 
-@pytest.mark.parametrize("monitor, values, expected", [
-    (Monitor(), [0.1, 0.9, 0.8], (0.9, 20, 1)),
-    (LOWEST_LOSS, [0.1, 0.9, 0.8], (-0.1, 10, 2)),
-    (Monitor("loss", False), [3.0, 2.0, 1.0], (-1.0, 30, 0)),
-    (Monitor("accuracy", True), [0.5, 0.5, 0.5], (0.5, 10, 2)),
-    (Monitor(), [], (None, None, 0)),
-])
+@pytest.mark.parametrize(
+    "monitor, values, expected",
+    [
+        (Monitor(), [0.1, 0.9, 0.8], (0.9, 20, 1)),
+        (LOWEST_LOSS, [0.1, 0.9, 0.8], (-0.1, 10, 2)),
+        (Monitor("loss", False), [3.0, 2.0, 1.0], (-1.0, 30, 0)),
+        (Monitor("accuracy", True), [0.5, 0.5, 0.5], (0.5, 10, 2)),
+        (Monitor(), [], (None, None, 0)),
+    ],
+)
 def test_the_first_of_the_best_epochs_counts(monitor, values, expected):
     assert best_after(values, monitor) == expected
 
@@ -308,11 +347,14 @@ def test_an_epoch_that_is_not_finite_is_never_the_best(value):
     assert best_after([0.9], Monitor(), val_loss=value) == (None, None, 1)
 
 
-@pytest.mark.parametrize("losses, best_step, best", [
-    ([1.0, 0.05, 0.5], 20, 1),  # the lowest loss among equal accuracies
-    ([1.0, 1.0, 1.0], 10, 0),  # the first of equal epochs
-    ([1.0, math.nan, 0.5], 30, 2),
-])
+@pytest.mark.parametrize(
+    "losses, best_step, best",
+    [
+        ([1.0, 0.05, 0.5], 20, 1),  # the lowest loss among equal accuracies
+        ([1.0, 1.0, 1.0], 10, 0),  # the first of equal epochs
+        ([1.0, math.nan, 0.5], 30, 2),
+    ],
+)
 def test_among_equal_values_the_lowest_loss_is_the_best_without_postponing_the_early_stop(
     losses, best_step, best
 ):
@@ -330,39 +372,54 @@ def test_among_equal_values_the_lowest_loss_is_the_best_without_postponing_the_e
     assert train_state.best_step == best_step
 
 
-@pytest.mark.parametrize("values, lowest, highest", [
-    ([0.5, 0.1, 0.9, 0.9, 0.1], 1, 2),
-    ([math.nan, 0.5, -math.inf], 1, 1),
-    ([math.nan], None, None),
-    ([], None, None),
-])
+@pytest.mark.parametrize(
+    "values, lowest, highest",
+    [
+        ([0.5, 0.1, 0.9, 0.9, 0.1], 1, 2),
+        ([math.nan, 0.5, -math.inf], 1, 1),
+        ([math.nan], None, None),
+        ([], None, None),
+    ],
+)
 def test_the_best_index_is_the_first_among_the_finite_values(values, lowest, highest):
     found = [Monitor("x", best).best_index({"x": values}) for best in (False, True)]
     assert found == [lowest, highest]
 
 
-@pytest.mark.parametrize("columns, expected", [
-    (["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),
-    (["loss", "mae", "val_loss", "val_mae"], "val_loss"),
-    (["loss", "accuracy"], "loss"),
-])
+@pytest.mark.parametrize(
+    "columns, expected",
+    [
+        (["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),
+        (["loss", "mae", "val_loss", "val_mae"], "val_loss"),
+        (["loss", "accuracy"], "loss"),
+    ],
+)
 def test_the_default_is_what_there_is_of_validation(columns, expected):
     directions = {"loss": "down", "accuracy": "up"}
     assert find_monitor(None, "auto", directions, columns).column == expected
 
 
-@pytest.mark.parametrize("column, mode, highest", [
-    ("val_auc", "auto", True), ("mae", "auto", False), ("val_loss", "auto", False),
-    ("val_mean", "max", True), ("auc", "min", False),
-])
+@pytest.mark.parametrize(
+    "column, mode, highest",
+    [
+        ("val_auc", "auto", True),
+        ("mae", "auto", False),
+        ("val_loss", "auto", False),
+        ("val_mean", "max", True),
+        ("auc", "min", False),
+    ],
+)
 def test_the_direction_is_the_metrics_or_what_is_asked_for(column, mode, highest):
     assert find_monitor(column, mode, DIRECTIONS, COLUMNS) == Monitor(column, highest)
 
 
-@pytest.mark.parametrize("column, message", [
-    ("val_acc", r"monitor \('val_acc'\) must be a column: loss, mae, auc, mean, val_loss, "),
-    ("val_mean", "does not know whether its highest .* monitor_mode=max or monitor_mode=min"),
-])
+@pytest.mark.parametrize(
+    "column, message",
+    [
+        ("val_acc", r"monitor \('val_acc'\) must be a column: loss, mae, auc, mean, val_loss, "),
+        ("val_mean", "does not know whether its highest .* monitor_mode=max or monitor_mode=min"),
+    ],
+)
 def test_a_column_that_is_not_there_or_has_no_direction_is_refused(column, message):
     with pytest.raises(ValueError, match=message):
         find_monitor(column, "auto", DIRECTIONS, COLUMNS)
@@ -378,16 +435,19 @@ def test_the_last_partial_batch_is_a_step(num_examples, expected):
     assert num_steps(num_examples, batch_size=10) == expected
 
 
-@pytest.mark.parametrize("callback, state, loss, expected", [
-    (keras.callbacks.TerminateOnNaN(), {}, math.nan, True),
-    (keras.callbacks.TerminateOnNaN(), {}, math.inf, True),
-    (keras.callbacks.TerminateOnNaN(), {}, 0.5, False),
-    (keras.callbacks.TerminateOnNaN(), {}, None, False),
-    (keras.callbacks.EarlyStopping(patience=3), {"wait": 3, "stopped_epoch": 5}, 0.5, True),
-    (keras.callbacks.EarlyStopping(patience=4), {"wait": 3, "stopped_epoch": 5}, 0.5, False),
-    (keras.callbacks.EarlyStopping(patience=0), {"wait": 0, "stopped_epoch": 0}, 0.5, False),
-    (keras.callbacks.History(), {}, math.nan, False),
-])
+@pytest.mark.parametrize(
+    "callback, state, loss, expected",
+    [
+        (keras.callbacks.TerminateOnNaN(), {}, math.nan, True),
+        (keras.callbacks.TerminateOnNaN(), {}, math.inf, True),
+        (keras.callbacks.TerminateOnNaN(), {}, 0.5, False),
+        (keras.callbacks.TerminateOnNaN(), {}, None, False),
+        (keras.callbacks.EarlyStopping(patience=3), {"wait": 3, "stopped_epoch": 5}, 0.5, True),
+        (keras.callbacks.EarlyStopping(patience=4), {"wait": 3, "stopped_epoch": 5}, 0.5, False),
+        (keras.callbacks.EarlyStopping(patience=0), {"wait": 0, "stopped_epoch": 0}, 0.5, False),
+        (keras.callbacks.History(), {}, math.nan, False),
+    ],
+)
 def test_a_run_is_complete_if_its_callbacks_would_stop_it_again_at_once(
     callback, state, loss, expected
 ):

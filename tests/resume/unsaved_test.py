@@ -94,10 +94,15 @@ class Times(C.Callback):
 
 
 CASES = [
-    (Counter, ["seen"], ["seen"]), (CountsInBegin, ["epochs"], ["epochs"]),
-    (Patient, ["epochs_seen"], []), (Averages, ["means", "steps"], ["means", "steps"]),
-    (OnlyGets, ["seen"], ["seen"]), (SumOfEpoch, [], ["total", "losses"]), (Both, [], []),
-    (Times, [], []), (lambda: C.ReduceLROnPlateau("loss"), [], []),
+    (Counter, ["seen"], ["seen"]),
+    (CountsInBegin, ["epochs"], ["epochs"]),
+    (Patient, ["epochs_seen"], []),
+    (Averages, ["means", "steps"], ["means", "steps"]),
+    (OnlyGets, ["seen"], ["seen"]),
+    (SumOfEpoch, [], ["total", "losses"]),
+    (Both, [], []),
+    (Times, [], []),
+    (lambda: C.ReduceLROnPlateau("loss"), [], []),
 ]
 
 
@@ -134,7 +139,13 @@ def test_changed_attributes_are_named_once_unless_an_epoch_sets_them_again(
 def test_a_fit_warns_once_of_a_callback_that_will_begin_again(tmp_path):
     model = classifier()
     with pytest.warns(UserWarning) as caught:
-        model.fit(*rows(), batch_size=7, epochs=3, verbose=0,
-                  callbacks=[towers.Resume(tmp_path, every=1), Counter(), Both(), Times()])
+        model.fit(
+            *rows(),
+            batch_size=7,
+            epochs=3,
+            verbose=0,
+            callbacks=[towers.Resume(tmp_path, every=1), Counter(), Both(), Times()],
+        )
     assert [str(w.message).split(" has")[0] for w in caught if "get_state" in str(w.message)] == [
-        "callback Counter"]
+        "callback Counter"
+    ]

@@ -3,7 +3,6 @@
 What workers exchange is in conformance/workers_test.py; policy_test counts what devices send.
 """
 
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -35,8 +34,10 @@ def by_hand(values):
 @pytest.mark.parametrize("num_towers", [1, 2, 3, 5, 6, 8, 13])
 def test_the_sum_has_the_bits_of_the_balanced_tree_on_any_number_of_devices(num_towers):
     rng = np.random.default_rng(num_towers)
-    values = [rng.normal(size=100).astype("float32") * 10.0 ** rng.integers(-3, 4)
-              for _ in range(num_towers)]
+    values = [
+        rng.normal(size=100).astype("float32") * 10.0 ** rng.integers(-3, 4)
+        for _ in range(num_towers)
+    ]
     expected = by_hand(values)
     tensors = [tf.constant(v) for v in values]
     for num_devices in (1, 2, 3, 4, 8):
@@ -69,9 +70,14 @@ def test_subtrees_of_workers_make_the_additions_of_the_one_tree(sizes):
     alone = [[tf.constant(value)] for value in values]
     found = subtrees(owners(num_workers, num_towers))
     sums = {
-        towers: add_tree(partial_sums(
-            alone[towers.start:towers.stop], ["/cpu:0"] * len(towers), add_on_devices=True,
-        ))[0] for _, towers in found
+        towers: add_tree(
+            partial_sums(
+                alone[towers.start : towers.stop],
+                ["/cpu:0"] * len(towers),
+                add_on_devices=True,
+            )
+        )[0]
+        for _, towers in found
     }
     (expected,) = add_tree(partial_sums(alone, ["/cpu:0"] * num_towers, add_on_devices=False))
     assert add_subtrees(sums, range(num_towers)) == expected
@@ -89,9 +95,16 @@ def test_each_worker_needs_a_tower():
 X = np.arange(600, dtype="float32").reshape(6, 100)
 
 
-@pytest.mark.parametrize("other", [
-    X[::-1], X[:5], X + 1, np.where(X == 96, 7, X).astype("float32"),
-], ids=["order", "fewer", "values", "one_value"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        X[::-1],
+        X[:5],
+        X + 1,
+        np.where(X == 96, 7, X).astype("float32"),
+    ],
+    ids=["order", "fewer", "values", "one_value"],
+)
 @pytest.mark.parametrize("dtype", ["float32", "int32", "float16", "string"])
 def test_another_batch_has_another_fingerprint(other, dtype):
     def batch(x):

@@ -18,11 +18,14 @@ L = keras.layers
 DIFFER = "the parts of a batch differ in their number of rows: "
 
 
-@pytest.mark.parametrize("y, counts", [
-    (np.ones([0, 1]), "x 2, y 0"),
-    (np.array(1.0), "x 2, y none (a scalar)"),
-    (1.0, "x 2, y none (a scalar)"),
-])
+@pytest.mark.parametrize(
+    "y, counts",
+    [
+        (np.ones([0, 1]), "x 2, y 0"),
+        (np.array(1.0), "x 2, y none (a scalar)"),
+        (1.0, "x 2, y none (a scalar)"),
+    ],
+)
 def test_empty_and_scalar_parts_differ_from_the_others(y, counts):
     with pytest.raises(ValueError, match=re.escape(DIFFER + counts)):
         checks.check_rows(np.ones([2, 3]), y)
@@ -95,7 +98,7 @@ class Counts(keras.Model):
     """Its own steps count, whatever the data are."""
 
     def count(self):
-        counter, = (v for v in self.non_trainable_variables if v.path.endswith("/counter"))
+        (counter,) = (v for v in self.non_trainable_variables if v.path.endswith("/counter"))
         counter.assign_add(1.0)
 
     def train_step(self, data):

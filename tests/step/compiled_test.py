@@ -53,8 +53,12 @@ def test_directions_are_those_of_the_metrics():
     step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(2, 2)
     step.build_metrics("train", x, y)
     assert compiled.directions(model, step.metrics.names) == {
-        "loss": "down", "a_accuracy": "up", "a_mean": None, "b_mae": "down",
-        "a_loss": "down", "b_loss": "down",
+        "loss": "down",
+        "a_accuracy": "up",
+        "a_mean": None,
+        "b_mae": "down",
+        "a_loss": "down",
+        "b_loss": "down",
     }
 
 
@@ -85,10 +89,15 @@ def test_a_custom_step_is_an_error(name):
 
 def test_a_compiled_model_needs_no_further_arguments():
     """Its optimizer, loss, loss weights and metrics are those of Keras' own train_on_batch."""
-    outputs, options = (("a", 1), ("b", 2)), {
-        "loss": ["mse", "mae"], "loss_weights": [2.0, 3.0], "metrics": [["mae"], ["mse"]],
-        "weighted_metrics": [["mse"], []],
-    }
+    outputs, options = (
+        (("a", 1), ("b", 2)),
+        {
+            "loss": ["mse", "mae"],
+            "loss_weights": [2.0, 3.0],
+            "metrics": [["mae"], ["mse"]],
+            "weighted_metrics": [["mse"], []],
+        },
+    )
     model, theirs = (model_of(*outputs, **options, run_eagerly=eager) for eager in (False, True))
     theirs.set_weights(model.get_weights())
     step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(1, 2)
@@ -105,16 +114,22 @@ def test_arguments_replace_those_of_a_compiled_model():
     model = model_of(("a", 1), loss="mse", metrics=["mse"])
     x, y, _ = batch(1)
     for arguments, expected in [
-        ({"optimizer": "adam"}, {"loss", "mse"}), ({"loss": "mae"}, {"loss"}),
+        ({"optimizer": "adam"}, {"loss", "mse"}),
+        ({"loss": "mae"}, {"loss"}),
         ({"metrics": ["mae"]}, {"loss", "mae"}),
     ]:
         step = towers.TowerStep(model, num_towers=2, **arguments)
         assert set(step.test_batch(x, y)) == expected
 
 
-@pytest.mark.parametrize("given, message", [
-    ((), "no optimizer and no loss"), (("adam",), "no loss"), (("compiled", "mse"), "no optimizer"),
-])
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ((), "no optimizer and no loss"),
+        (("adam",), "no loss"),
+        (("compiled", "mse"), "no optimizer"),
+    ],
+)
 def test_a_model_that_is_not_compiled_needs_an_optimizer_and_a_loss(given, message):
     model = keras.Sequential([keras.Input((3,)), L.Dense(1)])
     with pytest.raises(ValueError, match=f"TowerStep has {message}.* call model.compile"):
@@ -130,8 +145,12 @@ def regression(num_towers=8):
     model = keras.Sequential([keras.Input((WIDTH,)), L.Dense(1, use_bias=False)])
     model.set_weights([np.full((WIDTH, 1), DISTANCE)])
     return towers.TowerStep(
-        model, keras.optimizers.SGD(0.0), "mse", devices=tower_devices(2, "cpu"),
-        num_towers=num_towers, noise_scale=True,
+        model,
+        keras.optimizers.SGD(0.0),
+        "mse",
+        devices=tower_devices(2, "cpu"),
+        num_towers=num_towers,
+        noise_scale=True,
     )
 
 
@@ -211,24 +230,45 @@ MIRRORED = {"strategy": "mirrored", "policy": GPU}
 
 @pytest.mark.filterwarnings("ignore:.*XLA runs towers on")
 @pytest.mark.telling("tf.random, mirrored")
-@pytest.mark.parametrize("layer, options", [
-    (L.Dropout, {}), (L.Dropout, MIRRORED), (L.Dropout, {"nonfinite": "skip"}),
-    (L.Dropout, {"jit_compile": True}), (TfNoise, {}), (TfNoise, MIRRORED),
-], ids=["plain", "mirrored", "skip", "xla", "tf.random", "tf.random, mirrored"])
+@pytest.mark.parametrize(
+    "layer, options",
+    [
+        (L.Dropout, {}),
+        (L.Dropout, MIRRORED),
+        (L.Dropout, {"nonfinite": "skip"}),
+        (L.Dropout, {"jit_compile": True}),
+        (TfNoise, {}),
+        (TfNoise, MIRRORED),
+    ],
+    ids=["plain", "mirrored", "skip", "xla", "tf.random", "tf.random, mirrored"],
+)
 def test_the_noise_scale_changes_no_bit_of_the_weights(layer, options, monkeypatch):
     monkeypatch.setattr(noise_scale, "EVERY", 2)
     monkeypatch.setattr(noise_scale, "FIRST", 2)
 
     def trained(**more):
         keras.utils.set_random_seed(3)
-        model = keras.Sequential([
-            keras.Input((5,), dtype="int32"), L.Embedding(9, 4), L.Flatten(),
-            L.Dropout(0.2), *([TfNoise()] if layer is TfNoise else []),
-            L.Dense(7, activation="relu"), L.Dense(3),
-        ])
+        model = keras.Sequential(
+            [
+                keras.Input((5,), dtype="int32"),
+                L.Embedding(9, 4),
+                L.Flatten(),
+                L.Dropout(0.2),
+                *([TfNoise()] if layer is TfNoise else []),
+                L.Dense(7, activation="relu"),
+                L.Dense(3),
+            ]
+        )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = towers.TowerStep(model, keras.optimizers.Adam(0.05, clipnorm=0.1), loss,
-                                num_towers=3, devices=tower_devices(2, "cpu"), **options, **more)
+        step = towers.TowerStep(
+            model,
+            keras.optimizers.Adam(0.05, clipnorm=0.1),
+            loss,
+            num_towers=3,
+            devices=tower_devices(2, "cpu"),
+            **options,
+            **more,
+        )
         rng = np.random.default_rng(0)
         for _ in range(6):
             logs = step.train_batch(rng.integers(0, 9, (11, 5)), rng.integers(0, 3, 11))

@@ -58,7 +58,8 @@ def test_fit_and_evaluate_raise_the_error_of_the_tower(kind):
 
 def test_a_cancelled_error_stays_unless_a_second_attempt_finds_its_cause():
     for run, expected in [
-        (lambda: None, tf.errors.CancelledError), (lambda: 1 / 0, tf.errors.CancelledError),
+        (lambda: None, tf.errors.CancelledError),
+        (lambda: 1 / 0, tf.errors.CancelledError),
         (lambda: tf.ones(2) + tf.ones(3), tf.errors.InvalidArgumentError),
     ]:
         with pytest.raises(expected), first_error(run):
@@ -91,10 +92,16 @@ class Root(L.Layer):
 
 
 def root_model():
-    return keras.Sequential([
-        keras.Input((3,)), Root(name="root"), L.BatchNormalization(), L.Dropout(0.1),
-        L.Dense(3, activation="softmax"),
-    ], name="roots")
+    return keras.Sequential(
+        [
+            keras.Input((3,)),
+            Root(name="root"),
+            L.BatchNormalization(),
+            L.Dropout(0.1),
+            L.Dense(3, activation="softmax"),
+        ],
+        name="roots",
+    )
 
 
 def batch():
@@ -107,8 +114,13 @@ def make_step(nonfinite, optimizer="sgd"):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
         return towers.TowerStep(
-            root_model(), optimizer, LOSS, metrics=["accuracy"],
-            devices=["/cpu:0", "/cpu:1"], num_towers=TOWERS, nonfinite=nonfinite,
+            root_model(),
+            optimizer,
+            LOSS,
+            metrics=["accuracy"],
+            devices=["/cpu:0", "/cpu:1"],
+            num_towers=TOWERS,
+            nonfinite=nonfinite,
             batch_norm="average",  # a mean of the whole batch would pass NaN on to all towers
         )
 
@@ -161,8 +173,7 @@ def test_checks_change_no_bit_and_skip_leaves_one_update_out(steps):
 
 
 def test_a_loss_scale_handles_one_towers_overflow_but_not_a_nan_loss():
-    """Gradients that are scaled by 1e38 overflow float32: the update is skipped, the scale halved.
-    """
+    """Gradients that are scaled by 1e38 overflow float32: the update is skipped, the scale halved."""
     step = make_step("stop", LossScaleOptimizer(SGD(), initial_scale=1e38))
     x, y = batch()
     before = [v.numpy() for v in step.trainable_variables]
@@ -185,8 +196,9 @@ def test_half_precision_gradients_are_squared_in_float32():
 
 
 def roots(input_shape, num_classes):
-    return keras.Sequential([
-        keras.Input(input_shape), Root(), L.Dense(num_classes, activation="softmax")])
+    return keras.Sequential(
+        [keras.Input(input_shape), Root(), L.Dense(num_classes, activation="softmax")]
+    )
 
 
 def root_data():
@@ -205,7 +217,11 @@ def root_data():
 FLAGS = (
     "--model=tests.step.errors_test:roots",
     "--dataset=tests.step.errors_test:root_data",
-    "--num_gpus=2", "--batch_size=16", "--epochs=2", "--device=cpu", "--run_dir=run",
+    "--num_gpus=2",
+    "--batch_size=16",
+    "--epochs=2",
+    "--device=cpu",
+    "--run_dir=run",
 )
 
 

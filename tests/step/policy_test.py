@@ -27,8 +27,13 @@ NUM_TOWERS = 6
 PLAIN = ()
 SUMS = 10  # of the loss, for the update and for its mean, six gradients and two statistics
 TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
-OPTIONS = [PLAIN, (("jit_compile", True),), (("nonfinite", "stop"),), (("nonfinite", "skip"),),
-           (("batch_norm", "tower0"),)]
+OPTIONS = [
+    PLAIN,
+    (("jit_compile", True),),
+    (("nonfinite", "stop"),),
+    (("nonfinite", "skip"),),
+    (("batch_norm", "tower0"),),
+]
 UNPACKED = dataclasses.replace(GPU, pack_transfers=False)
 
 
@@ -92,12 +97,14 @@ def test_nothing_is_sent_from_one_towers_device_to_anothers_but_sums(options, pl
     """Optimized, as it runs: control edges between devices are transfers there."""
     sent = {
         (node.attr["send_device"].s.decode()[-5:], node.attr["recv_device"].s.decode()[-5:])
-        for graph in graphs_of(GPU, options, placed)[1] for node in graph.node
+        for graph in graphs_of(GPU, options, placed)[1]
+        for node in graph.node
         if node.op in ("_Recv", "_HostRecv")
     }
     assert {("CPU:0", f"CPU:{i}") for i in (1, 2, 3)} <= sent
     assert {(a, b) for a, b in sent if a != b and "CPU:0" not in (a, b)} == {
-        ("CPU:2", "CPU:1"), ("CPU:3", "CPU:2")  # to the device of the left child
+        ("CPU:2", "CPU:1"),
+        ("CPU:3", "CPU:2"),  # to the device of the left child
     }
 
 
@@ -108,9 +115,13 @@ def test_no_operation_is_left_without_a_device(options):
     graph = graphs_of(GPU, options, True)[0]
     follows_its_input = ("Placeholder", "ReadVariableOp", "NoOp", "Const")
     returned = {tensor.op for tensor in graph.outputs}
-    assert not [operation.name for operation in graph.get_operations()
-                if not operation.device and operation.type not in follows_its_input
-                and operation not in returned]
+    assert not [
+        operation.name
+        for operation in graph.get_operations()
+        if not operation.device
+        and operation.type not in follows_its_input
+        and operation not in returned
+    ]
 
 
 @pytest.mark.telling("packed")
@@ -118,8 +129,10 @@ def test_no_operation_is_left_without_a_device(options):
 def test_one_sum_of_each_value_reaches_the_parameters_device(policy, sends):
     senders = [
         node.attr["send_device"].s.decode()[-5:]
-        for graph in graphs_of(policy, PLAIN, True)[1] for node in graph.node
-        if node.op == "_Recv" and node.device.endswith("CPU:0")
+        for graph in graphs_of(policy, PLAIN, True)[1]
+        for node in graph.node
+        if node.op == "_Recv"
+        and node.device.endswith("CPU:0")
         and "_sum/" in node.attr["tensor_name"].s.decode()
     ]
     assert senders == ["CPU:1"] * sends
@@ -136,7 +149,8 @@ def trained(policy):
 
 @pytest.mark.telling("pack_transfers")
 @pytest.mark.parametrize(
-    "off", ["take_turns", "add_on_devices", "prefetch_to_devices", "pack_transfers"])
+    "off", ["take_turns", "add_on_devices", "prefetch_to_devices", "pack_transfers"]
+)
 def test_no_optimization_changes_a_bit(off):
     assert trained(dataclasses.replace(GPU, **{off: False})) == trained(GPU)
 
@@ -159,6 +173,7 @@ class Pauses(L.Layer):
 
 def paused_in_towers(look):
     """Runs a Snapshot as a pause of each tower, because a call of Python runs once."""
+
     def pause(rows):
         begin = time.perf_counter()
         time.sleep(0.2)
@@ -176,8 +191,15 @@ def pauses(devices, num_towers, policy=None):
     """When each tower pauses, in a step after the first: (begin, end)."""
     with tf.device(HOME):
         model = keras.Sequential([keras.Input((1,)), Pauses(), L.Dense(1)])
-    step = towers.TowerStep(model, "sgd", "mse", devices=devices, num_towers=num_towers,
-                            policy=policy, jit_compile=False)
+    step = towers.TowerStep(
+        model,
+        "sgd",
+        "mse",
+        devices=devices,
+        num_towers=num_towers,
+        policy=policy,
+        jit_compile=False,
+    )
     x = np.arange(num_towers, dtype="float32")[:, None]
     with unittest.mock.patch.dict(RULES, Snapshot=paused_in_towers):
         for _ in range(2):
@@ -190,7 +212,7 @@ def pauses(devices, num_towers, policy=None):
 def test_towers_of_different_devices_run_at_once(policy, num_towers):
     """And, where towers take turns, those of one device never do."""
     found = pauses(["/cpu:1", "/cpu:2"], num_towers, policy)
-    here, there = found[:num_towers // 2], found[num_towers // 2:]
+    here, there = found[: num_towers // 2], found[num_towers // 2 :]
     assert max(here[0][0], there[0][0]) < min(here[0][1], there[0][1])
     if num_towers == 4:
         for first, second in (here, there):

@@ -22,12 +22,18 @@ def test_each_shard_ends_on_its_towers_device_and_no_copy_waits_for_another_devi
     """2 tensors a tower, towers 0 and 1 at home: a device receives from it, and sends nothing."""
     step = make_step(3, layers=plain)
     x, y = tf.zeros([40, 6]), tf.zeros([40], tf.int32)
-    nodes = [node for graph in partition_graphs(lambda: place(step, ((x, y), y, None)))
-             for node in graph.node]
+    nodes = [
+        node
+        for graph in partition_graphs(lambda: place(step, ((x, y), y, None)))
+        for node in graph.node
+    ]
     ends = Counter(node.device[-5:] for node in nodes if node.op == "_Retval")
     assert ends == {"CPU:0": 2 * 3, "CPU:1": 3, "CPU:2": 3}
-    links = Counter((node.attr["send_device"].s[-5:], node.attr["recv_device"].s[-5:])
-                    for node in nodes if node.op == "_Send")
+    links = Counter(
+        (node.attr["send_device"].s[-5:], node.attr["recv_device"].s[-5:])
+        for node in nodes
+        if node.op == "_Send"
+    )
     assert links == {(b"CPU:0", b"CPU:1"): 3, (b"CPU:0", b"CPU:2"): 3}
     assert not any(name.startswith("^") for node in nodes for name in node.input)
 

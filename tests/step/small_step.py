@@ -14,8 +14,13 @@ L = keras.layers
 
 
 def dense():
-    return [keras.Input((6,)), L.Dense(33, activation="relu"), L.BatchNormalization(),
-            L.Dropout(0.3), L.Dense(3, activation="softmax")]
+    return [
+        keras.Input((6,)),
+        L.Dense(33, activation="relu"),
+        L.BatchNormalization(),
+        L.Dropout(0.3),
+        L.Dense(3, activation="softmax"),
+    ]
 
 
 def plain():
@@ -26,7 +31,9 @@ def make_step(num_devices=2, layers=dense, optimizer="sgd", **options):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
         return towers.TowerStep(
-            keras.Sequential(layers()), optimizer, "sparse_categorical_crossentropy",
+            keras.Sequential(layers()),
+            optimizer,
+            "sparse_categorical_crossentropy",
             metrics=["accuracy"],
             **{"devices": [f"/cpu:{i}" for i in range(num_devices)], "num_towers": 4, **options},
         )

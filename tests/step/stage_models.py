@@ -72,8 +72,15 @@ def loops():
 
 def nested():
     """Models inside of it, one of them called twice; operations that are no layers."""
-    inner = keras.Sequential([keras.Input((6,)), L.Dense(6, activation="relu"),
-                              L.BatchNormalization(), L.Dropout(0.3), L.Dense(6)])
+    inner = keras.Sequential(
+        [
+            keras.Input((6,)),
+            L.Dense(6, activation="relu"),
+            L.BatchNormalization(),
+            L.Dropout(0.3),
+            L.Dense(6),
+        ]
+    )
     a = keras.Input((6,))
     block = keras.Model(a, keras.ops.tanh(inner(a)) * 0.5 + a)
     x = keras.Input((6,))

@@ -63,16 +63,20 @@ def test_stages_begin_at_the_layers_that_are_named():
     assert stages.groups == {"/cpu:0": devices(3), "/cpu:3": ["/cpu:3", "/cpu:4", "/cpu:5"]}
 
 
-@pytest.mark.parametrize(("names", "error"), [
-    (["dense_1"], "must name 2 layers.*gpus_per_tower=2"),
-    (["dense_1", "dens_3"], "(dens_3).*no such layer; nearest are dense_3"),
-    (["dense_3", "dense_1"], "(dense_1).*not come after 'dense_3'"),
-    (["dense_0", "dense_1"], "(dense_0).*not come after 'dense_0'"),
-])
+@pytest.mark.parametrize(
+    ("names", "error"),
+    [
+        (["dense_1"], "must name 2 layers.*gpus_per_tower=2"),
+        (["dense_1", "dens_3"], "(dens_3).*no such layer; nearest are dense_3"),
+        (["dense_3", "dense_1"], "(dense_1).*not come after 'dense_3'"),
+        (["dense_0", "dense_1"], "(dense_0).*not come after 'dense_0'"),
+    ],
+)
 def test_wrong_names_of_stages_are_errors(names, error):
     with pytest.raises(ValueError, match=error):
-        towers.TowerStep(chain(4, 4, 4, 4), "sgd", "mse", devices=devices(3), gpus_per_tower=3,
-                         stages=names)
+        towers.TowerStep(
+            chain(4, 4, 4, 4), "sgd", "mse", devices=devices(3), gpus_per_tower=3, stages=names
+        )
 
 
 class OwnCall(keras.Model):
@@ -82,15 +86,18 @@ class OwnCall(keras.Model):
         return x
 
 
-@pytest.mark.parametrize(("options", "error"), [
-    ({"gpus_per_tower": 0}, "at least 1"),
-    ({"gpus_per_tower": True}, "an integer of at least 1"),
-    ({"gpus_per_tower": 3}, "must divide the number of devices, which is 4: use 3"),
-    ({"gpus_per_tower": 1, "stages": ["dense_1"]}, "gpus_per_tower=2"),
-    ({"stages": "dense_1"}, "a list of layers' names"),
-    ({"stages": [1]}, "a list of layers' names"),
-    ({"strategy": "mirrored"}, "does not go with strategy=mirrored"),
-])
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [
+        ({"gpus_per_tower": 0}, "at least 1"),
+        ({"gpus_per_tower": True}, "an integer of at least 1"),
+        ({"gpus_per_tower": 3}, "must divide the number of devices, which is 4: use 3"),
+        ({"gpus_per_tower": 1, "stages": ["dense_1"]}, "gpus_per_tower=2"),
+        ({"stages": "dense_1"}, "a list of layers' names"),
+        ({"stages": [1]}, "a list of layers' names"),
+        ({"strategy": "mirrored"}, "does not go with strategy=mirrored"),
+    ],
+)
 def test_options_that_contradict_each_other_are_errors(options, error):
     """By TowerStep and by make_parallel alike."""
     options = {"gpus_per_tower": 2, **options}
@@ -100,10 +107,13 @@ def test_options_that_contradict_each_other_are_errors(options, error):
         towers.make_parallel(chain(4, 4), 4, **options)
 
 
-@pytest.mark.parametrize(("model", "error"), [
-    (lambda: chain(4), "more than the 1 layers"),
-    (OwnCall, "has a custom `call`.*gpus_per_tower=1"),
-])
+@pytest.mark.parametrize(
+    ("model", "error"),
+    [
+        (lambda: chain(4), "more than the 1 layers"),
+        (OwnCall, "has a custom `call`.*gpus_per_tower=1"),
+    ],
+)
 def test_models_without_stages_are_errors(model, error):
     model = model()
     model.build((None, 4))
@@ -135,7 +145,12 @@ def test_a_warning_says_that_xla_compiles_a_model_only_without_stages():
 def test_a_device_computes_its_own_stage_and_adds_its_gradients():
     """The graph: one trace, whatever the number of groups; calls and additions by their device."""
     step = towers.TowerStep(
-        chain(5, 6, 7), "sgd", "mse", devices=devices(6), gpus_per_tower=3, num_towers=4,
+        chain(5, 6, 7),
+        "sgd",
+        "mse",
+        devices=devices(6),
+        gpus_per_tower=3,
+        num_towers=4,
         policy=dataclasses.replace(GPU, pack_transfers=False),
     )
     step.train_batch(np.ones([8, 4]), np.ones([8, 7]))
@@ -151,7 +166,13 @@ def test_a_device_computes_its_own_stage_and_adds_its_gradients():
     # ((0 1) (2 3)): three additions of each stage's two gradients. The last stage also adds the
     # loss, and the loss for its running mean.
     assert additions == {
-        "CPU:0": 2 * 2, "CPU:3": 2, "CPU:1": 2 * 2, "CPU:4": 2, "CPU:2": 4 * 2, "CPU:5": 4}
+        "CPU:0": 2 * 2,
+        "CPU:3": 2,
+        "CPU:1": 2 * 2,
+        "CPU:4": 2,
+        "CPU:2": 4 * 2,
+        "CPU:5": 4,
+    }
 
 
 class Sleeps(L.Layer):
@@ -177,6 +198,7 @@ class Sleeps(L.Layer):
 
 def asleep_in_towers(look):
     """Runs a Snapshot as a sleep of each tower, because a call of Python runs once."""
+
     def emit(context, op, values):
         (x,) = values
         slept = tf.numpy_function(Sleeps.sleep, [x], x.dtype, stateful=False)
@@ -190,7 +212,12 @@ def share_waited(num_stages, num_towers):
     layers = [layer for _ in range(num_stages) for layer in (L.Dense(2), Sleeps())]
     model = keras.Sequential([keras.Input((2,)), *layers])
     step = towers.TowerStep(
-        model, "sgd", "mse", policy=GPU, num_towers=num_towers, gpus_per_tower=num_stages,
+        model,
+        "sgd",
+        "mse",
+        policy=GPU,
+        num_towers=num_towers,
+        gpus_per_tower=num_stages,
         devices=[f"/cpu:{i}" for i in range(num_stages)],
         stages=[layer.name for layer in layers[2::2]],
     )
@@ -218,8 +245,14 @@ def test_stages_change_no_bit(policy, count, name):
 
     def make(gpus_per_tower):
         return towers.TowerStep(
-            build(), keras.optimizers.Adam(0.01), "mse", num_towers=4, nonfinite="skip",
-            gpus_per_tower=gpus_per_tower, policy=POLICIES[policy], jit_compile=False,
+            build(),
+            keras.optimizers.Adam(0.01),
+            "mse",
+            num_towers=4,
+            nonfinite="skip",
+            gpus_per_tower=gpus_per_tower,
+            policy=POLICIES[policy],
+            jit_compile=False,
             devices=[f"/cpu:{i}" for i in range(2 * gpus_per_tower)],
         )
 
@@ -233,8 +266,10 @@ def test_a_stage_holds_no_more_towers_than_are_ahead_of_it(num_towers):
             pieces = one_forward_one_backward(stage, num_stages, num_towers)
             levels = {stage, 2 * (num_stages - 1) - stage}
             assert sorted(pieces) == [(t, n) for t in range(num_towers) for n in sorted(levels)]
-            held = [sum(1 if level == stage else -1 for _, level in pieces[: i + 1])
-                    for i in range(len(pieces))]
+            held = [
+                sum(1 if level == stage else -1 for _, level in pieces[: i + 1])
+                for i in range(len(pieces))
+            ]
             if len(levels) == 2:
                 assert max(held) == min(num_towers, num_stages - stage) and held[-1] == 0
 

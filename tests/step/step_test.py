@@ -23,10 +23,15 @@ def metrics():
 
 def build(dropout=0.0):
     keras.utils.set_random_seed(5)
-    return keras.Sequential([
-        keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dropout(dropout), L.Dense(1),
-        L.Activation("sigmoid"),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((6,)),
+            L.Dense(8, activation="tanh"),
+            L.Dropout(dropout),
+            L.Dense(1),
+            L.Activation("sigmoid"),
+        ]
+    )
 
 
 def data(size=23):
@@ -45,11 +50,14 @@ def values(variables):
 
 
 @pytest.mark.matrix  # train.py has these bits, and make_parallel(...).fit is Keras'
-@pytest.mark.parametrize("optimizer", [
-    lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
-    lambda: keras.optimizers.Adam(0.01, clipnorm=0.05, weight_decay=0.01),
-    lambda: keras.optimizers.RMSprop(0.01, use_ema=True),
-])
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9, global_clipnorm=0.1),
+        lambda: keras.optimizers.Adam(0.01, clipnorm=0.05, weight_decay=0.01),
+        lambda: keras.optimizers.RMSprop(0.01, use_ema=True),
+    ],
+)
 def test_twenty_updates_are_those_of_keras_on_one_device(optimizer, float64):
     ours, theirs = build(), build()
     theirs.compile(optimizer(), "binary_crossentropy", metrics=metrics(), jit_compile=False)
@@ -115,9 +123,13 @@ def test_an_optimizer_that_is_built_stays_as_it_is():
     assert list(map(id, optimizer.variables)) == before
 
 
-@pytest.mark.parametrize("batch_norm, mean", [
-    ("average", [2 / 3 * 1 + 1 / 3 * 4, 2 / 3 * 1 + 1 / 3 * 8]), ("tower0", [1, 1]),
-])
+@pytest.mark.parametrize(
+    "batch_norm, mean",
+    [
+        ("average", [2 / 3 * 1 + 1 / 3 * 4, 2 / 3 * 1 + 1 / 3 * 8]),
+        ("tower0", [1, 1]),
+    ],
+)
 def test_batch_norm_statistics_are_updated_once_a_step(batch_norm, mean):
     model = keras.Sequential([keras.Input((2,)), L.BatchNormalization(momentum=0.5), L.Dense(1)])
     step = make_step(model, loss="mse", num_towers=2, batch_norm=batch_norm)
@@ -126,16 +138,30 @@ def test_batch_norm_statistics_are_updated_once_a_step(batch_norm, mean):
     np.testing.assert_allclose(model.layers[0].moving_mean, 0.5 * np.array(mean), rtol=1e-6)
 
 
-@pytest.mark.parametrize("act, message", [
-    (lambda: make_step(build(), num_towers=0), "num_towers .0. must be at least 1"),
-    (lambda: make_step(build(), batch_norm="mean"), "must be one of average, synchronized, tower0"),
-    (lambda: make_step(build(), nonfinite="raise"), "'raise'.* must be one of apply, stop, skip"),
-    (lambda: make_step(keras.Sequential([L.Dense(1)])), "is not built"),
-    (lambda: make_step(build())(np.ones((0, 6)), np.ones((0, 1))), "no examples"),
-    (lambda: make_step(keras.Sequential([
-        keras.Input((5, 6), batch_size=4), L.Bidirectional(L.GRU(1, stateful=True))])),
-     "stateful=True"),
-])
+@pytest.mark.parametrize(
+    "act, message",
+    [
+        (lambda: make_step(build(), num_towers=0), "num_towers .0. must be at least 1"),
+        (
+            lambda: make_step(build(), batch_norm="mean"),
+            "must be one of average, synchronized, tower0",
+        ),
+        (
+            lambda: make_step(build(), nonfinite="raise"),
+            "'raise'.* must be one of apply, stop, skip",
+        ),
+        (lambda: make_step(keras.Sequential([L.Dense(1)])), "is not built"),
+        (lambda: make_step(build())(np.ones((0, 6)), np.ones((0, 1))), "no examples"),
+        (
+            lambda: make_step(
+                keras.Sequential(
+                    [keras.Input((5, 6), batch_size=4), L.Bidirectional(L.GRU(1, stateful=True))]
+                )
+            ),
+            "stateful=True",
+        ),
+    ],
+)
 def test_what_cannot_be_exact_is_refused(act, message):
     with pytest.raises(ValueError, match=message):
         act()

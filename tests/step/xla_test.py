@@ -16,9 +16,13 @@ L = keras.layers
 
 
 def recurrent(*layers, steps=5):
-    return keras.Sequential([
-        keras.Input((steps, 3)), *(layers or [L.GRU(4), L.Dropout(0.5)]), L.Dense(1),
-    ])
+    return keras.Sequential(
+        [
+            keras.Input((steps, 3)),
+            *(layers or [L.GRU(4), L.Dropout(0.5)]),
+            L.Dense(1),
+        ]
+    )
 
 
 @pytest.mark.parametrize("told, compiled", [(True, True), (False, False), ("auto", False)])
@@ -29,20 +33,31 @@ def test_towers_are_compiled_as_keras_compiles_the_model(told, compiled):
     assert towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"]).uses_xla is compiled
 
 
-@pytest.mark.parametrize("model, loss, pays", [
-    (recurrent, "mse", True),
-    (lambda: recurrent(L.Bidirectional(L.LSTM(4))), keras.losses.MeanSquaredError(), True),
-    (lambda: recurrent(L.Masking(), L.SimpleRNN(256)), keras.losses.mean_squared_error, True),
-    (lambda: keras.Sequential([keras.Input((5, 3)), recurrent()]), None, True),  # one in another
-    (lambda: keras.Sequential([keras.Input((6,)), L.Dense(1)]), "mse", False),  # nothing repeats
-    (lambda: recurrent(L.GRU(257)), "mse", False),
-    (lambda: recurrent(L.GRU(4, unroll=True)), "mse", False),
-    (lambda: recurrent(L.GRU(4, dtype="mixed_bfloat16")), "mse", False),
-    (lambda: recurrent(steps=None), "mse", True),  # if a batch's length is fixed
-    (lambda: recurrent(L.Conv1D(2, 2), L.GRU(4)), "mse", False),
-    (lambda: recurrent(L.GRU(4), type("OwnLayer", (L.Dense,), {})(1)), "mse", False),
-    (recurrent, lambda y, y_pred: keras.losses.mean_squared_error(y, y_pred), False),
-])
+@pytest.mark.parametrize(
+    "model, loss, pays",
+    [
+        (recurrent, "mse", True),
+        (lambda: recurrent(L.Bidirectional(L.LSTM(4))), keras.losses.MeanSquaredError(), True),
+        (lambda: recurrent(L.Masking(), L.SimpleRNN(256)), keras.losses.mean_squared_error, True),
+        (
+            lambda: keras.Sequential([keras.Input((5, 3)), recurrent()]),
+            None,
+            True,
+        ),  # one in another
+        (
+            lambda: keras.Sequential([keras.Input((6,)), L.Dense(1)]),
+            "mse",
+            False,
+        ),  # nothing repeats
+        (lambda: recurrent(L.GRU(257)), "mse", False),
+        (lambda: recurrent(L.GRU(4, unroll=True)), "mse", False),
+        (lambda: recurrent(L.GRU(4, dtype="mixed_bfloat16")), "mse", False),
+        (lambda: recurrent(steps=None), "mse", True),  # if a batch's length is fixed
+        (lambda: recurrent(L.Conv1D(2, 2), L.GRU(4)), "mse", False),
+        (lambda: recurrent(L.GRU(4), type("OwnLayer", (L.Dense,), {})(1)), "mse", False),
+        (recurrent, lambda y, y_pred: keras.losses.mean_squared_error(y, y_pred), False),
+    ],
+)
 def test_small_loops_of_keras_own_layers_are_compiled_on_a_cpu(model, loss, pays):
     made = model()
     made.compile("sgd", loss)
@@ -65,17 +80,23 @@ def test_small_loops_are_compiled_if_all_batches_have_one_length(fixed, monkeypa
     rows = tf.data.Dataset.from_tensors((np.ones((4, 5, 3), "float32"), np.ones((4, 1), "float32")))
     if not fixed:
         specs = tf.TensorSpec([None, None, 3]), tf.TensorSpec([None, 1])
-        batch, = rows
+        (batch,) = rows
         rows = tf.data.Dataset.from_generator(lambda: [batch], output_signature=specs)
     with pytest.raises(Seen) if fixed else nullcontext():
         model.fit(rows, verbose=0)
 
 
-@pytest.mark.parametrize("size, shards, compiled", [
-    (14, [4, 4, 3, 3], [True] * 4), (14, [4, 3, 2, 1], [True, True, False, False]),
-    (8, [4, 4], [True] * 2), (8, [5, 3], [False] * 2), (2, [1, 1, 0, 0], [True] * 4),
-    (None, [5, 0], [True] * 2),
-])
+@pytest.mark.parametrize(
+    "size, shards, compiled",
+    [
+        (14, [4, 4, 3, 3], [True] * 4),
+        (14, [4, 3, 2, 1], [True, True, False, False]),
+        (8, [4, 4], [True] * 2),
+        (8, [5, 3], [False] * 2),
+        (2, [1, 1, 0, 0], [True] * 4),
+        (None, [5, 0], [True] * 2),
+    ],
+)
 def test_shards_of_a_full_batch_run_compiled(size, shards, compiled):
     assert [bool(v) for v in xla.FullBatch(size).compiled("train", shards)] == compiled
 
@@ -129,8 +150,9 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():
             for rows, labels in zip(x, y, strict=True):
                 model.train_on_batch(rows, labels)
         else:
-            step = towers.TowerStep(model, "sgd", "mse", num_towers=2,
-                                    devices=[f"/cpu:{i}" for i in range(num_devices)])
+            step = towers.TowerStep(
+                model, "sgd", "mse", num_towers=2, devices=[f"/cpu:{i}" for i in range(num_devices)]
+            )
             for rows, labels in zip(x, y, strict=True):
                 step(rows, labels)
         found.append(np.concatenate([v.numpy().ravel() for v in model.trainable_variables]))
@@ -143,12 +165,21 @@ def test_compiled_towers_give_the_large_batch_gradient(float64):
     found = []
     for num_towers in (4, 1):
         keras.utils.set_random_seed(0)
-        model = keras.Sequential([
-            keras.Input((6,)), L.Dense(8, activation="tanh", kernel_regularizer="l2"),
-            L.Dense(3, activation="softmax"),
-        ])
-        step = towers.TowerStep(model, "sgd", "sparse_categorical_crossentropy", devices=["/cpu:0"],
-                                num_towers=num_towers, jit_compile=num_towers > 1)
+        model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                L.Dense(8, activation="tanh", kernel_regularizer="l2"),
+                L.Dense(3, activation="softmax"),
+            ]
+        )
+        step = towers.TowerStep(
+            model,
+            "sgd",
+            "sparse_categorical_crossentropy",
+            devices=["/cpu:0"],
+            num_towers=num_towers,
+            jit_compile=num_towers > 1,
+        )
         found.append([step.gradients(*batch(count)) for count in (40, 3)])
     for a, b in zip(*map(tf.nest.flatten, found), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-10, atol=1e-14)
@@ -157,11 +188,17 @@ def test_compiled_towers_give_the_large_batch_gradient(float64):
 def test_compiled_towers_check_what_the_cpus_kernels_check():
     """XLA would read another row of the embedding, and make the loss NaN."""
     x, y = np.arange(12).reshape(6, 2), np.arange(12).reshape(6, 2) % 3
-    model = keras.Sequential([
-        keras.Input((2,), dtype="int32"), L.Embedding(12, 4), L.Dense(3, activation="softmax")
-    ])
-    step = towers.TowerStep(model, "sgd", "sparse_categorical_crossentropy", num_towers=2,
-                            devices=["/cpu:0"], jit_compile=True)
+    model = keras.Sequential(
+        [keras.Input((2,), dtype="int32"), L.Embedding(12, 4), L.Dense(3, activation="softmax")]
+    )
+    step = towers.TowerStep(
+        model,
+        "sgd",
+        "sparse_categorical_crossentropy",
+        num_towers=2,
+        devices=["/cpu:0"],
+        jit_compile=True,
+    )
     before = [v.numpy() for v in model.weights]
     second = np.array([[0, 0]] * 3 + [[7, 0]] * 3)
     for call, inputs, said in [

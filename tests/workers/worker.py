@@ -44,13 +44,17 @@ def collectives(cluster):
 def between_steps(cluster):
     """Prints what workers tell each other."""
     data = b"\xff" * cluster.index + bytes([cluster.index])
-    say({
-        "all_reduce_max": [
-            cluster.all_reduce_max(0, 7), cluster.all_reduce_max(cluster.index, 3 - cluster.index)],
-        "all_gather": [list(row) for row in cluster.all_gather(data)],
-        "broadcast": list(cluster.broadcast(bytes(range(9 + cluster.index)))),
-        "answers": tensorflow_internals.health_error(1 - cluster.index, 3.0) is None,
-    })
+    say(
+        {
+            "all_reduce_max": [
+                cluster.all_reduce_max(0, 7),
+                cluster.all_reduce_max(cluster.index, 3 - cluster.index),
+            ],
+            "all_gather": [list(row) for row in cluster.all_gather(data)],
+            "broadcast": list(cluster.broadcast(bytes(range(9 + cluster.index)))),
+            "answers": tensorflow_internals.health_error(1 - cluster.index, 3.0) is None,
+        }
+    )
 
 
 def epochs(cluster):

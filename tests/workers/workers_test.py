@@ -50,7 +50,9 @@ def test_what_differs_from_the_chief_is_told_everywhere(both):
         assert re.fullmatch(
             r"worker 1 \(127.0.0.1:\d+\) differs from the chief in index \(1, the chief's is 0\), "
             r"a \(1, the chief's is 0\), b \(1, the chief's is 0\) and 1 more. All workers must be "
-            r"given the same.", said)
+            r"given the same.",
+            said,
+        )
         assert "differs from the chief in Keras' version (1, the chief's is 0). All" in versions
 
 
@@ -101,8 +103,10 @@ def begin(count, what, **environment):
 
 
 @pytest.mark.telling("2-epochs*")  # workers_run_test kills the chief in a step
-@pytest.mark.parametrize("lost, what, phase", [
-    (0, "steps", "the end of a step"), (2, "epochs", "the beginning of an epoch")])
+@pytest.mark.parametrize(
+    "lost, what, phase",
+    [(0, "steps", "the end of a step"), (2, "epochs", "the beginning of an epoch")],
+)
 def test_a_killed_worker_is_named_by_all_others_at_once(lost, what, phase):
     processes = begin(3, what)
     killed_at = time.monotonic()
@@ -136,12 +140,16 @@ def test_a_worker_that_hangs_between_steps_is_named_and_says_where():
     process, errors = hang("hang_between_steps")
     assert re.search(
         r"error: worker 1 \(127.0.0.1:\d+\) did not come to the end of a step for [3-9] seconds, "
-        r"and the log there says where it hangs. Start the run again with resume=DIR", errors)
+        r"and the log there says where it hangs. Start the run again with resume=DIR",
+        errors,
+    )
     ((code, _, errors),) = started.finish([process], timeout=60)
     assert code == -signal.SIGABRT
     assert re.search(
         r"error: the others wait for this worker, which has hung for [3-9] seconds, in "
-        r"sleep_for_long \(.*worker.py, line \d+\). Start the run again", errors)
+        r"sleep_for_long \(.*worker.py, line \d+\). Start the run again",
+        errors,
+    )
 
 
 @pytest.mark.matrix
@@ -201,9 +209,15 @@ def tf_config(cluster, task):
     return {"TF_CONFIG": json.dumps({"cluster": cluster, "task": task})}
 
 
-@pytest.mark.parametrize("kind, index, num_chiefs, expected", [
-    ("worker", 0, 0, 0), ("worker", 2, 0, 2), ("chief", 0, 1, 0), ("worker", 1, 1, 2),
-])
+@pytest.mark.parametrize(
+    "kind, index, num_chiefs, expected",
+    [
+        ("worker", 0, 0, 0),
+        ("worker", 2, 0, 2),
+        ("chief", 0, 1, 0),
+        ("worker", 1, 1, 2),
+    ],
+)
 def test_tf_config_names_the_workers_and_this_one(kind, index, num_chiefs, expected):
     """A chief is worker 0, and the others follow."""
     cluster = {"worker": HOSTS[num_chiefs:], "chief": HOSTS[:num_chiefs]}
@@ -212,11 +226,17 @@ def test_tf_config_names_the_workers_and_this_one(kind, index, num_chiefs, expec
     assert (found.num_workers, found.is_chief) == (3, expected == 0)
 
 
-@pytest.mark.parametrize("environment", [
-    {}, {"TF_CONFIG": ""}, {"TF_CONFIG": "{}"}, {"SLURM_STEP_NUM_TASKS": "1"},
-    {"TF_CONFIG": "{}", "SLURM_STEP_NUM_TASKS": "4"},
-    tf_config({"worker": HOSTS[:1]}, {"type": "worker", "index": 0}),
-])
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {},
+        {"TF_CONFIG": ""},
+        {"TF_CONFIG": "{}"},
+        {"SLURM_STEP_NUM_TASKS": "1"},
+        {"TF_CONFIG": "{}", "SLURM_STEP_NUM_TASKS": "4"},
+        tf_config({"worker": HOSTS[:1]}, {"type": "worker", "index": 0}),
+    ],
+)
 def test_who_is_named_alone_is_alone(environment):
     assert find_cluster(environment) == ALONE
     assert ALONE.num_workers == 1 and ALONE.is_chief
@@ -225,19 +245,39 @@ def test_who_is_named_alone_is_alone(environment):
 WORKER_0 = {"type": "worker", "index": 0}
 
 
-@pytest.mark.parametrize("environment, said", [
-    *(({"TF_CONFIG": text}, 'is not JSON of the form {"cluster": ')
-      for text in ("{", "[1]", "7", '{"cluster": {"worker": 3}}', '{"cluster": []')),
-    (tf_config({"worker": HOSTS}, {"type": "worker", "index": 3}),
-     "this is worker 3, and names 3 of these: .* from 0 to 2"),
-    (tf_config({"worker": HOSTS}, {"type": "worker", "index": -1}), "this is worker -1"),
-    (tf_config({"worker": HOSTS}, {"type": "worker", "index": "x"}), "this is worker 'x'"),
-    (tf_config({"worker": HOSTS}, {"type": "evaluator", "index": 0}), "the job 'evaluator'"),
-    *((tf_config({"worker": [*HOSTS, address]}, WORKER_0), f"{address!r}, which is no host:port")
-      for address in ("10.0.0.9", ":2222", "host:x", "host:70000", "host:0", "::1:2222",
-                      "http://n:1", 7)),
-    (tf_config({"worker": HOSTS + HOSTS[:1]}, WORKER_0), "the address 10.0.0.1:2222 twice"),
-])
+@pytest.mark.parametrize(
+    "environment, said",
+    [
+        *(
+            ({"TF_CONFIG": text}, 'is not JSON of the form {"cluster": ')
+            for text in ("{", "[1]", "7", '{"cluster": {"worker": 3}}', '{"cluster": []')
+        ),
+        (
+            tf_config({"worker": HOSTS}, {"type": "worker", "index": 3}),
+            "this is worker 3, and names 3 of these: .* from 0 to 2",
+        ),
+        (tf_config({"worker": HOSTS}, {"type": "worker", "index": -1}), "this is worker -1"),
+        (tf_config({"worker": HOSTS}, {"type": "worker", "index": "x"}), "this is worker 'x'"),
+        (tf_config({"worker": HOSTS}, {"type": "evaluator", "index": 0}), "the job 'evaluator'"),
+        *(
+            (
+                tf_config({"worker": [*HOSTS, address]}, WORKER_0),
+                f"{address!r}, which is no host:port",
+            )
+            for address in (
+                "10.0.0.9",
+                ":2222",
+                "host:x",
+                "host:70000",
+                "host:0",
+                "::1:2222",
+                "http://n:1",
+                7,
+            )
+        ),
+        (tf_config({"worker": HOSTS + HOSTS[:1]}, WORKER_0), "the address 10.0.0.1:2222 twice"),
+    ],
+)
 def test_a_tf_config_that_makes_no_sense_is_an_error_that_says_why(environment, said):
     with pytest.raises(ValueError, match=f"^TF_CONFIG .*{said}"):
         find_cluster(environment)
@@ -246,8 +286,11 @@ def test_a_tf_config_that_makes_no_sense_is_an_error_that_says_why(environment, 
 def test_slurms_variables_name_workers(monkeypatch):
     """As `srun --nodes=2 --ntasks=4` sets them on machines 9 and 10."""
     slurm = {
-        "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NODELIST": "node[9-10]", "SLURM_PROCID": "3",
-        "SLURM_STEP_TASKS_PER_NODE": "2(x2)", "SLURMD_NODENAME": "node10",
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_STEP_NODELIST": "node[9-10]",
+        "SLURM_PROCID": "3",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2)",
+        "SLURMD_NODENAME": "node10",
     }
     for name, value in slurm.items():
         monkeypatch.setenv(name, value)

@@ -29,16 +29,30 @@ if __name__ != "__main__":
 def define_flags() -> None:
     """Defines a flag for each field of TrainConfig, and the flags that do not train."""
     command_line.define_fields(TrainConfig)
-    flags.DEFINE_boolean("devices", False, "Print versions, libraries, GPUs, CPU and the devices "
-                         "that towers would get; train nothing.")
-    for name, result in (("evaluate", "print its loss and metrics"),
-                         ("predict", "write its outputs to --out, in the data's order")):
-        flags.DEFINE_string(name, None, f"A .keras file, or a run's directory for its best.keras: "
-                            f"{result}, for the test data, on all towers; train nothing. Data and "
-                            "batch are those of the run in whose directory the file lies, unless "
-                            "they are given.")
-    flags.DEFINE_string("out", None, "With --predict, a new file: .npz for all outputs, .csv for "
-                        "label and probability, beside the names of image files and of classes.")
+    flags.DEFINE_boolean(
+        "devices",
+        False,
+        "Print versions, libraries, GPUs, CPU and the devices "
+        "that towers would get; train nothing.",
+    )
+    for name, result in (
+        ("evaluate", "print its loss and metrics"),
+        ("predict", "write its outputs to --out, in the data's order"),
+    ):
+        flags.DEFINE_string(
+            name,
+            None,
+            f"A .keras file, or a run's directory for its best.keras: "
+            f"{result}, for the test data, on all towers; train nothing. Data and "
+            "batch are those of the run in whose directory the file lies, unless "
+            "they are given.",
+        )
+    flags.DEFINE_string(
+        "out",
+        None,
+        "With --predict, a new file: .npz for all outputs, .csv for "
+        "label and probability, beside the names of image files and of classes.",
+    )
 
 
 def parse_flags(argv: list[str]) -> TrainConfig | None:
@@ -50,8 +64,11 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
         raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
     if out and not predict:
         raise ValueError(f"out ({out}) needs `predict`, a .keras file.")
-    modes = [f"`{name}`" for name in ("devices", "evaluate", "predict", "resume")
-             if flags.FLAGS[name].value]
+    modes = [
+        f"`{name}`"
+        for name in ("devices", "evaluate", "predict", "resume")
+        if flags.FLAGS[name].value
+    ]
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give only one of them.")
     found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
@@ -83,8 +100,9 @@ def run_without_training(config: TrainConfig) -> None:
     report = report_of(join_workers(), "the chief shows the result")
     with closing(report) as out, out.show_warnings():
         names = {field.name for field in dataclasses.fields(TrainConfig)} - USED
-        if unused := [f"--{name}" for name in flags.FLAGS if name in names
-                      and flags.FLAGS[name].present]:
+        if unused := [
+            f"--{name}" for name in flags.FLAGS if name in names and flags.FLAGS[name].present
+        ]:
             out.warn(f"{', '.join(unused)}: no effect, because nothing is trained.")
         if flags.FLAGS.evaluate:
             evaluate_file(config, _model_file(), out)

@@ -1,7 +1,7 @@
 """Reads the weights of the classes in the loss, as in Keras' fit(class_weight=...).
 
-    0:1,1:5      Class 1 has weight 5; classes without an entry have weight 1.
-    balanced     Class k has weight N / (classes * examples of k), so all classes count equally.
+0:1,1:5      Class 1 has weight 5; classes without an entry have weight 1.
+balanced     Class k has weight N / (classes * examples of k), so all classes count equally.
 """
 
 import math

@@ -28,18 +28,34 @@ MOST_USED = (
     "resume seed"
 ).split()
 GROUPS = {  # NAME in --help=NAME -> (title, flags)
-    name: (title, members.split()) for name, title, members in (
+    name: (title, members.split())
+    for name, title, members in (
         ("model", "Model", "model init_from freeze precision"),
-        ("data", "Data", "dataset data_dir image_size features data_workers "
-         "shuffle_buffer augment class_weight"),
-        ("optimization", "Optimization", "epochs max_steps batch_size batch_size_per_gpu optimizer "
-         "learning_rate schedule warmup_steps weight_decay momentum clip_norm ema "
-         "batch_norm nonfinite seed early_stopping"),
-        ("devices", "Devices and workers", "num_gpus num_towers accumulate logical_gpus device "
-         "variable_device strategy gpus_per_tower stages jit_compile cpu_threads deterministic "
-         "worker_timeout devices plan"),
-        ("saving", "Saving and resuming", "run_dir resume trust_run_dir checkpoint_every "
-         "hang_timeout monitor monitor_mode callbacks"),
+        (
+            "data",
+            "Data",
+            "dataset data_dir image_size features data_workers shuffle_buffer augment class_weight",
+        ),
+        (
+            "optimization",
+            "Optimization",
+            "epochs max_steps batch_size batch_size_per_gpu optimizer "
+            "learning_rate schedule warmup_steps weight_decay momentum clip_norm ema "
+            "batch_norm nonfinite seed early_stopping",
+        ),
+        (
+            "devices",
+            "Devices and workers",
+            "num_gpus num_towers accumulate logical_gpus device "
+            "variable_device strategy gpus_per_tower stages jit_compile cpu_threads deterministic "
+            "worker_timeout devices plan",
+        ),
+        (
+            "saving",
+            "Saving and resuming",
+            "run_dir resume trust_run_dir checkpoint_every "
+            "hang_timeout monitor monitor_mode callbacks",
+        ),
         ("reports", "Reports", "tensorboard noise_scale profile verify_gradients"),
         ("after", "After training", "evaluate predict out export"),
     )
@@ -57,6 +73,7 @@ def asked_for(argv: list[str]) -> str | None:
 
 def help_text(introduction: str, group: str = "") -> str:
     """Returns the help of this process' command, for all flags or for one key of `GROUPS`."""
+
     def lines(names: Iterable[str]) -> str:
         listed = flags.FlagValues()
         for name in names:
@@ -65,7 +82,8 @@ def help_text(introduction: str, group: str = "") -> str:
 
     own = {flag.name: flag for flag in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
     groups = {
-        name: (title, listed) for name, (title, members) in GROUPS.items()
+        name: (title, listed)
+        for name, (title, members) in GROUPS.items()
         if (listed := [flag for flag in members if flag in own])
     }
     if group:
@@ -79,13 +97,15 @@ def help_text(introduction: str, group: str = "") -> str:
         (f"{title} (--help={name})", [flag for flag in listed if flag not in most_used])
         for name, (title, listed) in groups.items()
     ]
-    return "\n\n".join([
-        introduction.strip(),
-        *(f"{title}:\n{lines(listed)}" for title, listed in sections if listed),
-        "Every command: --flagfile=FILE reads flags from a file, or a documented experiment by "
-        "its\nname. --version prints the version. --verbosity=1 shows the messages of libraries, "
-        "and a\ntraceback with each error.",
-    ])
+    return "\n\n".join(
+        [
+            introduction.strip(),
+            *(f"{title}:\n{lines(listed)}" for title, listed in sections if listed),
+            "Every command: --flagfile=FILE reads flags from a file, or a documented experiment by "
+            "its\nname. --version prints the version. --verbosity=1 shows the messages of libraries, "
+            "and a\ntraceback with each error.",
+        ]
+    )
 
 
 flags.disclaim_key_flags()  # flags defined here count as the command's, which --help lists
@@ -95,7 +115,9 @@ USER_MISTAKE, OTHER_FAILURE, INTERRUPTED, TERMINATED, HUNG_UP = 2, 1, 130, 143, 
 _COLORS = re.compile(r"\x1b\[[\d;]*m")  # Keras colors its errors even in a pipe
 _FLAGFILE = ("--flagfile", "-flagfile")
 _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
-    "text": flags.ArgumentParser, "count": flags.IntegerParser, "number": flags.FloatParser,
+    "text": flags.ArgumentParser,
+    "count": flags.IntegerParser,
+    "number": flags.FloatParser,
     "switch": flags.BooleanParser,
 }
 
@@ -164,8 +186,12 @@ def define_fields(config: type, names: Collection[str] = ()) -> None:
             flags.FLAGS[field.name].parser = _Choice(says.words, says.refused)
             continue
         flags.DEFINE(
-            _OrWord(_PARSERS[says.kind](), says.words), field.name, default, text,
-            serializer=_AsWritten(), boolean=says.kind == "switch",
+            _OrWord(_PARSERS[says.kind](), says.words),
+            field.name,
+            default,
+            text,
+            serializer=_AsWritten(),
+            boolean=says.kind == "switch",
         )
 
 
@@ -204,6 +230,7 @@ class _AsWritten(flags.ArgumentSerializer):
 
 def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command and returns its exit code; errors that a user can fix print as one line."""
+
     def raise_terminated(number: int, frame: Any) -> NoReturn:
         if number == signal.SIGHUP:  # the shell and the system both send one for a closed terminal
             signal.signal(number, signal.SIG_IGN)

@@ -37,7 +37,9 @@ def _schedule_as_text(value: Any) -> Any:
 
 # Flags are texts; in Python, the same fields also take lists and dicts.
 _AS_TEXT = {
-    "class_weight": as_text, "image_size": _size_as_text, "schedule": _schedule_as_text,
+    "class_weight": as_text,
+    "image_size": _size_as_text,
+    "schedule": _schedule_as_text,
     "stages": _stages_as_text,
 }
 
@@ -102,7 +104,8 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
         defaults = {field.name: field.default for field in dataclasses.fields(self)}
         chosen = self.named if self.named < defaults.keys() else ()
         return {
-            name: getattr(self, name) for name, default in defaults.items()
+            name: getattr(self, name)
+            for name, default in defaults.items()
             if getattr(self, name) != default or name in chosen and default is not None
         }
 
@@ -153,8 +156,12 @@ def fields_with(roles: Role) -> tuple[str, ...]:
     return fields.names(TrainConfig, roles)
 
 
-TrainConfig.__doc__ = "\n".join([
-    f"{TrainConfig.__doc__}\n\n    Args:",
-    *(f"        {f.name}: {fields.help_of(TrainConfig, f)}"
-      for f in dataclasses.fields(TrainConfig)),
-])
+TrainConfig.__doc__ = "\n".join(
+    [
+        f"{TrainConfig.__doc__}\n\n    Args:",
+        *(
+            f"        {f.name}: {fields.help_of(TrainConfig, f)}"
+            for f in dataclasses.fields(TrainConfig)
+        ),
+    ]
+)

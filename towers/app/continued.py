@@ -49,7 +49,8 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     if given.get("resume") == AUTO and os.path.exists(given.get("export") or ""):
         again.clear()  # the script ran before and has already exported
     changed = {
-        k: v for k, v in given.items()
+        k: v
+        for k, v in given.items()
         if k not in skipped and (k in again or v != getattr(saved, k))
     }
     free, limit, larger = map(fields_with, (Role.FREE, Role.LIMIT, Role.LARGER))
@@ -94,7 +95,10 @@ def named_modules(config: TrainConfig) -> dict[str, str]:
 
 
 def check_modules(
-    config: TrainConfig, given: Mapping[str, Any], directory: str, argument: str,
+    config: TrainConfig,
+    given: Mapping[str, Any],
+    directory: str,
+    argument: str,
     fields: Collection[str] = CODE,
 ) -> None:
     """Raises ValueError if config.json names modules, and the user neither names nor trusts them.

@@ -1,6 +1,6 @@
 """Declares each field of `TrainConfig` in one place: default, help, check, and role on resuming.
 
-    seed: int = count(0, "Seed of the parameters, the order ...", at_least=0)
+seed: int = count(0, "Seed of the parameters, the order ...", at_least=0)
 """
 
 import dataclasses
@@ -56,6 +56,7 @@ def declared(field: dataclasses.Field) -> Declared:
 
 def help_of(config: type, field: dataclasses.Field) -> str:
     """Returns a field's help, in which a role such as {FREE} is replaced by its fields."""
+
     def listed(role: re.Match) -> str:
         return ", ".join(f"`{name}`" for name in names(config, Role[role[1]]))
 
@@ -73,10 +74,16 @@ def code_names(config: type) -> tuple[str, ...]:
 
 
 def text(
-    default: str | None, help: str, roles: Role = Role.NONE, *, holds: Holds = Holds.WORDS,
-    is_path: bool = False, check: Callable[[str, str], Any] = lambda name, value: None,
+    default: str | None,
+    help: str,
+    roles: Role = Role.NONE,
+    *,
+    holds: Holds = Holds.WORDS,
+    is_path: bool = False,
+    check: Callable[[str, str], Any] = lambda name, value: None,
 ) -> Any:
     """Declares a field for text that is not empty; `check(name, text)` may raise ValueError."""
+
     def checked_text(name: str, value: Any) -> str:
         text = os.fspath(value) if isinstance(value, os.PathLike) else value
         if not isinstance(text, str) or "\0" in text:
@@ -95,9 +102,7 @@ def path(default: str | None, help: str, roles: Role = Role.NONE) -> Any:
     return text(default, help, roles, holds=Holds.PATH, is_path=True)
 
 
-def code(
-    default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False
-) -> Any:
+def code(default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False) -> Any:
     """Declares a field that may name code. In config.json, such a name needs `trust_run_dir`.
 
     is_path: whether the text may also be the path of a file without code.
@@ -106,24 +111,40 @@ def code(
 
 
 def count(
-    default: int | None, help: str, roles: Role = Role.NONE, *, at_least: int = 1,
+    default: int | None,
+    help: str,
+    roles: Role = Role.NONE,
+    *,
+    at_least: int = 1,
     at_most: int = 2**31 - 1,
 ) -> Any:
     """Declares a field for a whole number from `at_least` to `at_most`."""
     return _field(
-        "count", default, help, roles, f"a whole number from {at_least} to {at_most}",
+        "count",
+        default,
+        help,
+        roles,
+        f"a whole number from {at_least} to {at_most}",
         lambda value: type(value) is int and at_least <= value <= at_most,
     )
 
 
 def number(
-    default: float | str | None, help: str, roles: Role = Role.NONE, *,
-    at_most: float = sys.float_info.max, word: str | None = None,
+    default: float | str | None,
+    help: str,
+    roles: Role = Role.NONE,
+    *,
+    at_most: float = sys.float_info.max,
+    word: str | None = None,
 ) -> Any:
     """Declares a field for a number above 0; a field with a `word` may be the word or 0, too."""
     limit = "finite" if at_most == sys.float_info.max else f"at most {at_most}"
     return _field(
-        "number", default, help, roles, f"a number above 0 and {limit}",
+        "number",
+        default,
+        help,
+        roles,
+        f"a number above 0 and {limit}",
         lambda v: type(v) in (int, float) and (0 < v <= at_most or word is not None and v == 0),
         word,
     )
@@ -132,19 +153,28 @@ def number(
 def fraction(default: float | None, help: str, roles: Role = Role.NONE) -> Any:
     """Declares a field for a number from 0 to below 1."""
     return _field(
-        "number", default, help, roles, "a number from 0 to below 1",
+        "number",
+        default,
+        help,
+        roles,
+        "a number from 0 to below 1",
         lambda value: type(value) in (int, float) and 0 <= value < 1,
     )
 
 
 def choice(
-    default: str | None, choices: Sequence[str], help: str, roles: Role = Role.NONE, *,
+    default: str | None,
+    choices: Sequence[str],
+    help: str,
+    roles: Role = Role.NONE,
+    *,
     refused: Mapping[str, str] | None = None,
 ) -> Any:
     """Declares a field for one of the words in `choices`.
 
     refused: for each word that users try although it is no choice, the error that explains why.
     """
+
     def check(name: str, value: Any) -> Any:
         if isinstance(value, str) and value in errors:
             raise ValueError(errors[value])
@@ -180,8 +210,13 @@ def short_repr(value: Any) -> str:
 
 
 def _field(
-    kind: str, default: Any, help: str, roles: Role, wanted: str,
-    is_right: Callable[[Any], bool], *words: str | None,
+    kind: str,
+    default: Any,
+    help: str,
+    roles: Role,
+    wanted: str,
+    is_right: Callable[[Any], bool],
+    *words: str | None,
 ) -> Any:
     """Declares a field for values for which `is_right` returns True, and for `words`."""
     known = tuple(word for word in words if word is not None)

@@ -43,8 +43,13 @@ class Loop:
     """
 
     def __init__(
-        self, run: Run, state: TrainState, checkpointer: Checkpointer, pending: Pending,
-        lines: ProgressLines, files: Sequence[keras.callbacks.Callback],
+        self,
+        run: Run,
+        state: TrainState,
+        checkpointer: Checkpointer,
+        pending: Pending,
+        lines: ProgressLines,
+        files: Sequence[keras.callbacks.Callback],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         self._run, self._state, self._checkpointer = run, state, checkpointer
@@ -72,7 +77,11 @@ class Loop:
             run.workers.check_same(place, EPOCH)
             pace.start_epoch()
             batches = shuffled_batches(
-                run.train, run.batch_size, run.config.seed, state.epoch, state.epoch_step,
+                run.train,
+                run.batch_size,
+                run.config.seed,
+                state.epoch,
+                state.epoch_step,
                 run.step.own_rows,
             )
             count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
@@ -143,8 +152,12 @@ class Loop:
         run, state, model = self._run, self._state, self._run.step.model
         model.stop_training = False
         self._hooks = keras.callbacks.CallbackList(
-            [*self._files, *self._callbacks], add_history=True, model=model,
-            epochs=run.config.epochs, steps=run.steps_an_epoch, verbose=0,
+            [*self._files, *self._callbacks],
+            add_history=True,
+            model=model,
+            epochs=run.config.epochs,
+            steps=run.steps_an_epoch,
+            verbose=0,
         )
         self._tell("on_train_begin")
         state.give_history(model.history)
@@ -168,7 +181,8 @@ class Loop:
 
 
 def evaluate(
-    run: Run, tell: Callable[..., None] = lambda *moment: None,
+    run: Run,
+    tell: Callable[..., None] = lambda *moment: None,
     check: Callable[[], None] = lambda: None,
 ) -> dict[str, float]:
     """Returns the test examples' {"loss": ..., "accuracy": ...}; calls `check` before batches."""

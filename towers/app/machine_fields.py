@@ -16,8 +16,10 @@ ON_THE_MACHINE = Role.FREE | Role.LOCAL
 def _check_image_size(name: str, value: str) -> None:
     if not re.fullmatch(r"[1-9][0-9]{0,4}x[1-9][0-9]{0,4}(x[13])?", value):
         raise value_error(
-            name, value, "HEIGHTxWIDTH, each from 1 to 99999, or HEIGHTxWIDTHxCHANNELS, 1 (gray) "
-            "or 3 (color), such as 224x224x3"
+            name,
+            value,
+            "HEIGHTxWIDTH, each from 1 to 99999, or HEIGHTxWIDTHxCHANNELS, 1 (gray) "
+            "or 3 (color), such as 224x224x3",
         )
 
 
@@ -26,74 +28,166 @@ class MachineFields:
     """Holds the model, the data, the devices, the towers and the batch."""
 
     # Model and data.
-    model: str = code("cnn", "The model: a built-in one (cnn, notebook_cnn, mlp, gru, gru_large, "
+    model: str = code(
+        "cnn",
+        "The model: a built-in one (cnn, notebook_cnn, mlp, gru, gru_large, "
         "lstm, lstm_large, resnet, resnet20, resnet56, resnet50), FILE.keras, which is trained "
         "further, or package.module:function, called with (input_shape, num_classes) or without "
-        "arguments. A compiled model brings its own loss, metrics and optimizer.", is_path=True)
-    dataset: str = code("mnist", "The data: a built-in data set (mnist, fashion_mnist, cifar10, "
+        "arguments. A compiled model brings its own loss, metrics and optimizer.",
+        is_path=True,
+    )
+    dataset: str = code(
+        "mnist",
+        "The data: a built-in data set (mnist, fashion_mnist, cifar10, "
         "music, image_folder, npz, synthetic, array_record, tfrecord), or "
-        "package.module:function, which returns (train, test).")
-    data_dir: str | None = path(None, "The directory of the data set's files; for npz, the file. "
+        "package.module:function, which returns (train, test).",
+    )
+    data_dir: str | None = path(
+        None,
+        "The directory of the data set's files; for npz, the file. "
         "Beside `resume`, it is the place to which the same data have moved. Default: the data "
-        "set's own place.", ON_THE_MACHINE)
-    image_size: str | None = text(None, "The size of all images of image_folder: HEIGHTxWIDTH or "
+        "set's own place.",
+        ON_THE_MACHINE,
+    )
+    image_size: str | None = text(
+        None,
+        "The size of all images of image_folder: HEIGHTxWIDTH or "
         "HEIGHTxWIDTHxCHANNELS, such as 224x224x3. Default: the most frequent size.",
-        check=_check_image_size)
-    features: str | None = code(None, "A function package.module:function that turns one record of "
-        "array_record or tfrecord into (x, y). These data sets need it. Default: none.")
-    data_workers: int = count(0, "The number of processes that read a source with __len__ and "
+        check=_check_image_size,
+    )
+    features: str | None = code(
+        None,
+        "A function package.module:function that turns one record of "
+        "array_record or tfrecord into (x, y). These data sets need it. Default: none.",
+    )
+    data_workers: int = count(
+        0,
+        "The number of processes that read a source with __len__ and "
         "__getitem__. Results do not depend on it. Default: 0, a thread of this process, which "
-        "needs no copies.", ON_THE_MACHINE, at_least=0, at_most=1024)
-    shuffle_buffer: int = count(10_000, "The number of examples in memory among which a "
-        "tf.data.Dataset is shuffled if it does not fit into memory. A larger number mixes better.")
-    augment: str | None = code(None, "Random changes of each training example: crop_flip, or "
+        "needs no copies.",
+        ON_THE_MACHINE,
+        at_least=0,
+        at_most=1024,
+    )
+    shuffle_buffer: int = count(
+        10_000,
+        "The number of examples in memory among which a "
+        "tf.data.Dataset is shuffled if it does not fit into memory. A larger number mixes better.",
+    )
+    augment: str | None = code(
+        None,
+        "Random changes of each training example: crop_flip, or "
         "package.module:function, which takes (x, seed) and returns x, or takes nothing and "
-        "returns a Keras layer. Default: none.")
+        "returns a Keras layer. Default: none.",
+    )
 
     # Devices, towers and batch.
-    num_gpus: int | None = count(None, "The number of devices that run towers. With a fixed "
+    num_gpus: int | None = count(
+        None,
+        "The number of devices that run towers. With a fixed "
         "`num_towers`, results do not depend on it. Default: all GPUs; without GPUs, one logical "
-        "CPU device for each core.", ON_THE_MACHINE | Role.BEGINNING, at_most=_MOST_DEVICES)
-    logical_gpus: int | None = count(None, "The number of logical GPUs, of equal memory, into "
+        "CPU device for each core.",
+        ON_THE_MACHINE | Role.BEGINNING,
+        at_most=_MOST_DEVICES,
+    )
+    logical_gpus: int | None = count(
+        None,
+        "The number of logical GPUs, of equal memory, into "
         "which the GPUs are divided. It simulates a larger machine with real kernels and copies, "
-        "not its speed. Default: GPUs are not divided.", ON_THE_MACHINE | Role.BEGINNING,
-        at_most=_MOST_DEVICES)
-    num_towers: int | None = count(None, "The number of towers over all devices. It defines the "
+        "not its speed. Default: GPUs are not divided.",
+        ON_THE_MACHINE | Role.BEGINNING,
+        at_most=_MOST_DEVICES,
+    )
+    num_towers: int | None = count(
+        None,
+        "The number of towers over all devices. It defines the "
         "run: a fixed number gives bit-identical results on any number of devices. Default: one "
-        "for each device.", Role.BEGINNING, at_most=_MOST_TOWERS)
-    accumulate: int | None = count(None, "The number of towers on each device, computed one after "
+        "for each device.",
+        Role.BEGINNING,
+        at_most=_MOST_TOWERS,
+    )
+    accumulate: int | None = count(
+        None,
+        "The number of towers on each device, computed one after "
         "the other, instead of `num_towers`. A device then needs memory for one tower's share of "
-        "the batch. Default: 1.", Role.BEGINNING, at_most=1024)
-    device: str = choice(AUTO, (AUTO, "gpu", "cpu"), "The kind of device that runs towers. auto "
-        "takes GPUs if there are any.", ON_THE_MACHINE | Role.BEGINNING)
-    variable_device: str = choice("cpu", ("cpu", "gpu"), "The device that holds and updates the "
-        "parameters, /cpu:0 or /gpu:0. The CPU is equally near to all GPUs.")
-    strategy: str = choice("parameter_server", choices.STRATEGIES, "The place of the "
+        "the batch. Default: 1.",
+        Role.BEGINNING,
+        at_most=1024,
+    )
+    device: str = choice(
+        AUTO,
+        (AUTO, "gpu", "cpu"),
+        "The kind of device that runs towers. auto takes GPUs if there are any.",
+        ON_THE_MACHINE | Role.BEGINNING,
+    )
+    variable_device: str = choice(
+        "cpu",
+        ("cpu", "gpu"),
+        "The device that holds and updates the "
+        "parameters, /cpu:0 or /gpu:0. The CPU is equally near to all GPUs.",
+    )
+    strategy: str = choice(
+        "parameter_server",
+        choices.STRATEGIES,
+        "The place of the "
         "parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
         "copy of them and of the optimizer's state on each GPU. sharded holds a copy of them, and "
         "divides the update and the optimizer's state among the GPUs. Both give the results of "
-        "`variable_device`=gpu.", Role.FREE, refused={choices.ASYNC: choices.ASYNC_REFUSED})
-    gpus_per_tower: int = count(1, "The number of GPUs that share the layers of each tower, in as "
+        "`variable_device`=gpu.",
+        Role.FREE,
+        refused={choices.ASYNC: choices.ASYNC_REFUSED},
+    )
+    gpus_per_tower: int = count(
+        1,
+        "The number of GPUs that share the layers of each tower, in as "
         "many stages, for a model that does not fit into one GPU. With `accumulate`=8, 8 towers "
-        "use them in a pipeline. Default: 1, a GPU holds all layers.", Role.FREE | Role.BEGINNING,
-        at_most=_MOST_DEVICES)
-    stages: str | None = text(None, "With `gpus_per_tower`, the names of the layers that begin the "
+        "use them in a pipeline. Default: 1, a GPU holds all layers.",
+        Role.FREE | Role.BEGINNING,
+        at_most=_MOST_DEVICES,
+    )
+    stages: str | None = text(
+        None,
+        "With `gpus_per_tower`, the names of the layers that begin the "
         "second and later stages: NAME,NAME. `plan` shows the stages. Default: balanced by the "
-        "bytes of parameters and outputs.", Role.FREE | Role.BEGINNING)
-    batch_size: int | None = count(None, "Global batch: the number of examples of one update, over "
-        "all towers. Default: 128.")
-    batch_size_per_gpu: int | None = count(None, "The number of examples of one update on each "
-        "device, instead of `batch_size`. Default: `batch_size` divided among the towers.")
-    jit_compile: bool | str = switch(AUTO, "Compiles each tower with XLA, which takes longer to "
+        "bytes of parameters and outputs.",
+        Role.FREE | Role.BEGINNING,
+    )
+    batch_size: int | None = count(
+        None, "Global batch: the number of examples of one update, over all towers. Default: 128."
+    )
+    batch_size_per_gpu: int | None = count(
+        None,
+        "The number of examples of one update on each "
+        "device, instead of `batch_size`. Default: `batch_size` divided among the towers.",
+    )
+    jit_compile: bool | str = switch(
+        AUTO,
+        "Compiles each tower with XLA, which takes longer to "
         "start and is mostly faster on GPUs. auto follows Keras on GPUs: XLA compiles if every "
         "layer supports it, or as a compiled model says. On CPUs, auto compiles small recurrent "
-        "models.", word=AUTO)
-    cpu_threads: int | None = count(None, "The number of threads of each operation on a CPU. They "
+        "models.",
+        word=AUTO,
+    )
+    cpu_threads: int | None = count(
+        None,
+        "The number of threads of each operation on a CPU. They "
         "change the last bits of the results. Default: the cores divided among the towers.",
-        Role.BEGINNING, at_most=65_536)
-    worker_timeout: float = number(60.0, "The seconds without an answer after which a worker "
-        "counts as lost and all workers stop. Default: a minute.", Role.FREE, at_most=_LONGEST_WAIT)
-    hang_timeout: float | str = number(AUTO, "The seconds without a step, a read batch or a "
+        Role.BEGINNING,
+        at_most=65_536,
+    )
+    worker_timeout: float = number(
+        60.0,
+        "The seconds without an answer after which a worker "
+        "counts as lost and all workers stop. Default: a minute.",
+        Role.FREE,
+        at_most=_LONGEST_WAIT,
+    )
+    hang_timeout: float | str = number(
+        AUTO,
+        "The seconds without a step, a read batch or a "
         "written file after which a run says where it hangs and ends with exit code 4; 0 means "
         "never. auto means 10 times the longest wait so far, at least 5 minutes.",
-        ON_THE_MACHINE, at_most=_LONGEST_WAIT, word=AUTO)
+        ON_THE_MACHINE,
+        at_most=_LONGEST_WAIT,
+        word=AUTO,
+    )

@@ -127,8 +127,12 @@ def train(
 
 
 def _run(
-    run: Run, callbacks: Sequence[keras.callbacks.Callback], out: Report, begun: Path,
-    captured: CapturedStderr | None, mirror: Mirror | None,
+    run: Run,
+    callbacks: Sequence[keras.callbacks.Callback],
+    out: Report,
+    begun: Path,
+    captured: CapturedStderr | None,
+    mirror: Mirror | None,
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers
@@ -163,9 +167,7 @@ def _run(
         state = load_newest(run, checkpointer, callbacks, data, options)
         if checkpointer.found is None:  # its values are not in a checkpoint
             if config.init_from is not None and not (begun / config.init_from).is_file():
-                raise ValueError(
-                    f"init_from ({config.init_from}) is no file; name a .keras file."
-                )
+                raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
         if state.step > run.num_steps:
             name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
             done = report.amount(state.step, run.steps_an_epoch)
@@ -220,8 +222,12 @@ def _run(
 
 
 def _train(
-    run: Run, state: TrainState, words: Callable[..., str], out: Report,
-    callbacks: Sequence[keras.callbacks.Callback], checkpointer: Checkpointer,
+    run: Run,
+    state: TrainState,
+    words: Callable[..., str],
+    out: Report,
+    callbacks: Sequence[keras.callbacks.Callback],
+    checkpointer: Checkpointer,
 ) -> None:
     """Trains the remaining epochs and writes final.keras; `words` returns a command to resume."""
     config, cluster, directory = run.config, run.workers, checkpointer.directory
@@ -237,7 +243,8 @@ def _train(
         f"Resume from the last checkpoint: {words()}. "
         f"If it was at work, give it time with a larger {name}.",
         None if timeout == AUTO else float(timeout),
-        log=directory / several_workers.log_name(cluster), leave=out.close,
+        log=directory / several_workers.log_name(cluster),
+        leave=out.close,
     ):
         with signals.deferred() as pending:
             loop = Loop(run, state, checkpointer, pending, lines, writers, callbacks)

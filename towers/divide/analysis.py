@@ -24,10 +24,12 @@ _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "Statel
 SHAPES = ("Shape", "Size")
 # Their results from a number of rows are true for all numbers if they are true at the probes. Other
 # operations may round it, as in n // 2 * 2, compare it, or choose, as in tf.maximum(n, 5).
-_EXACT = frozenset("""Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
+_EXACT = frozenset(
+    """Add AddV2 BroadcastArgs BroadcastGradientArgs BroadcastTo Cast ConcatOffset
     ConcatV2 DynamicStitch ExpandDims Fill GatherNd GatherV2 Identity InvertPermutation
     Mul Neg OnesLike Pack PreventGradient Prod Range Rank Reshape ReverseV2 Slice Split SplitV
-    Squeeze StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split())
+    Squeeze StopGradient StridedSlice Sub Sum Tile Transpose Unpack ZerosLike""".split()
+)
 # Operations that take time. Behind an operation that combined all rows, towers share them again.
 _WORK = re.compile("Conv|Dilation|MatMul|Einsum")
 

@@ -10,7 +10,8 @@ from towers.divide.flat import CONDITIONS, LOOPS
 from towers.machine.tensorflow_internals import called_graphs
 
 # XLA knows many more, but some of them only on some devices.
-_KNOWN = frozenset("""
+_KNOWN = frozenset(
+    """
     Abs Add AddN AddV2 All Any ArgMax ArgMin AssignAddVariableOp AssignSubVariableOp
     AssignVariableOp Atan2 AvgPool AvgPoolGrad BatchMatMulV2 BiasAdd BiasAddGrad Bitcast
     BitwiseAnd BitwiseOr BitwiseXor BroadcastArgs BroadcastGradientArgs BroadcastTo Cast Ceil
@@ -30,7 +31,8 @@ _KNOWN = frozenset("""
     TanhGrad TensorListElementShape TensorListFromTensor TensorListGetItem TensorListLength
     TensorListPopBack TensorListPushBack TensorListReserve TensorListSetItem TensorListStack
     Tile TopKV2 Transpose Unpack UnsortedSegmentSum Xdivy Xlogy ZerosLike
-""".split())
+""".split()
+)
 _BODIES = ("body", "cond", "then_branch", "else_branch")
 
 

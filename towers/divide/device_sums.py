@@ -74,9 +74,7 @@ def _added(parts: Mapping[Value, Sequence[Any]], device: str, towers: range) -> 
     return partial_sums(values, [device] * len(values), add_on_devices=True)
 
 
-def _parts(
-    run: Run, values: Sequence[Value]
-) -> tuple[dict[Value, list[Any]], list[Value]]:
+def _parts(run: Run, values: Sequence[Value]) -> tuple[dict[Value, list[Any]], list[Value]]:
     """Returns the towers' parts of those sums that devices can add, and the other values.
 
     Workers add theirs on the parameter device, and so do all if the size changes by the batch.

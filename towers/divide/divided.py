@@ -152,9 +152,7 @@ class Divided:
         run = self._computed(arguments, placed)
         local = self._machine.exchange.local_towers
         counts = tf.unstack(run.counts, self._machine.exchange.num_towers)
-        shares = [
-            tf.cast(counts[t], tf.float64) / tf.cast(run.total, tf.float64) for t in local
-        ]
+        shares = [tf.cast(counts[t], tf.float64) / tf.cast(run.total, tf.float64) for t in local]
         parts = [parts_of(value, run.real_parts, run.whole, shares) for value in self._results]
         return self._whole_outputs(run), parts, run.counts
 

@@ -1,8 +1,8 @@
 """Runs the update of a meeting on several devices, for variables that have copies there.
 
-    first device    all that runs once: metrics, moving averages, scalars, the update
-    mirrored        other devices update their copies, from the same sums and scalars
-    sharded         each device updates what it owns, and sends parameters to the others
+first device    all that runs once: metrics, moving averages, scalars, the update
+mirrored        other devices update their copies, from the same sums and scalars
+sharded         each device updates what it owns, and sends parameters to the others
 """
 
 import functools
@@ -113,9 +113,7 @@ def closure(
 class OwnedContext(Context):
     """Emits an update of those variables alone that a device owns."""
 
-    def __init__(
-        self, place: Place, find: Callable[[Value, Need], Any], owned: Owned
-    ) -> None:
+    def __init__(self, place: Place, find: Callable[[Value, Need], Any], owned: Owned) -> None:
         """owned: the variables that the device updates."""
         super().__init__(place, find)
         self._owned = owned
@@ -153,9 +151,7 @@ class OwnedContext(Context):
 class _Piece:
     """Holds the operations of a meeting that one device runs."""
 
-    def __init__(
-        self, parts: Sequence[Sequence[Op]], owned: Owned, has_scalars: bool
-    ) -> None:
+    def __init__(self, parts: Sequence[Sequence[Op]], owned: Owned, has_scalars: bool) -> None:
         """parts: the operations before, in and after the compiled program."""
         self.owned = owned
         before, compiled, after = parts

@@ -160,8 +160,11 @@ class Run:
         machine = self.machine
         with tf.name_scope(f"{SUM}/"), tf.device(machine.home):
             return machine.exchange.reduce(
-                values, devices, add_on_devices=machine.policy.add_on_devices,
-                parameter_device=machine.home, packed=machine.policy.pack_transfers,
+                values,
+                devices,
+                add_on_devices=machine.policy.add_on_devices,
+                parameter_device=machine.home,
+                packed=machine.policy.pack_transfers,
             )
 
     def _is_sum(self, value: Value) -> bool:
@@ -228,9 +231,12 @@ class Run:
         if need == OWN and value in self.towers[0]:
             return [tower[value] for tower in self.towers]
         if need in (OWN, WHOLE) and value.fact == ONCE or need == WHOLE:
-            return [self._sent.get(device, {}).get(value) if value in self._sent.get(device, {})
-                    else self.whole.read(value, WHOLE)
-                    for device in devices or self.machine.devices]
+            return [
+                self._sent.get(device, {}).get(value)
+                if value in self._sent.get(device, {})
+                else self.whole.read(value, WHOLE)
+                for device in devices or self.machine.devices
+            ]
         axis = value.fact.axis if need == OWN else need.axis
         if (value, axis) not in self._shards:
             is_given = value in self._given

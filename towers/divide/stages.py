@@ -55,9 +55,7 @@ class Stage:
         run.places_of.update(dict.fromkeys(self._outputs, devices))
         return [run.values_for(value, need, devices) for value, need in self._received]
 
-    def call_tower(
-        self, run: Run, t: int, device: str, received: Sequence[Sequence[Any]]
-    ) -> None:
+    def call_tower(self, run: Run, t: int, device: str, received: Sequence[Sequence[Any]]) -> None:
         """Computes the results of this worker's tower t on a device, given what all receive."""
         machine, own = run.machine, run.towers[t]
         given = [*(values[t] for values in received), *(own[value] for value, _ in self._passed)]
@@ -137,9 +135,7 @@ def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
         return [tf.identity(value) for value in values]
 
 
-def chosen(
-    is_compiled: Any, function: Callable, place: Place, given: list[Any]
-) -> list[Any]:
+def chosen(is_compiled: Any, function: Callable, place: Place, given: list[Any]) -> list[Any]:
     """Returns the results of a function: compiled by XLA for full batches with valid indices.
 
     Without XLA, it raises the error of an index that is out of range.
@@ -161,9 +157,7 @@ def _if_rows(place: Place, parts: list[Any]) -> list[Any]:
     A condition copies nothing, and a selection takes less time for small tensors.
     """
     large = {
-        i: part
-        for i, part in enumerate(parts)
-        if (part.shape.num_elements() or _LARGE) >= _LARGE
+        i: part for i, part in enumerate(parts) if (part.shape.num_elements() or _LARGE) >= _LARGE
     }
 
     def zeros() -> dict[int, Any]:

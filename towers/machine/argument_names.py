@@ -13,7 +13,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 _SAME = (
     ("gpus", "num_gpus", "devices", "num_devices", "n_gpus"),
     ("num_towers", "towers", "num_replicas", "replicas"),
-    ("learning_rate", "lr"), ("clip_norm", "clipnorm", "global_clipnorm"),
+    ("learning_rate", "lr"),
+    ("clip_norm", "clipnorm", "global_clipnorm"),
 )
 
 

@@ -11,9 +11,11 @@ _HOLDS_AVERAGES, _FINALIZE = "_ema_weights_in_model", "_finalize_ema_values"
 
 # Keras' callbacks keep their counts in these attributes, and whether the model holds averages.
 CALLBACK_FIELDS = (
-    "_batches_seen_since_last_saving", "_last_batch_seen",  # ModelCheckpoint, OrbaxCheckpoint
+    "_batches_seen_since_last_saving",
+    "_last_batch_seen",  # ModelCheckpoint, OrbaxCheckpoint
     "_total_batches_seen",  # OrbaxCheckpoint
-    "_global_train_batch", "_global_test_batch",  # TensorBoard
+    "_global_train_batch",
+    "_global_test_batch",  # TensorBoard
     _HOLDS_AVERAGES,  # SwapEMAWeights
 )
 

@@ -76,14 +76,41 @@ def reshuffles(dataset: tf.data.Dataset) -> bool:
 
 
 # These begin their inputs once, when an iterator is made.
-_BEGIN_ONCE = frozenset({
-    "AssertCardinalityDataset", "BatchDataset", "DenseToRaggedDataset", "FilterDataset",
-    "FixedLengthRecordDataset", "FixedLengthRecordDatasetV2", "FlatMapDataset",
-    "IgnoreErrorsDataset", "InterleaveDataset", "ListDataset", "MapAndBatchDataset",
-    "MapDataset", "OptionsDataset", "PaddedBatchDataset", "ParallelBatchDataset",
-    "ParallelInterleaveDataset", "ParallelMapDataset", "ParseExampleDataset", "PrefetchDataset",
-    "RangeDataset", "ShardDataset", "ShuffleDataset", "SkipDataset",
-    "SparseTensorSliceDataset", "TakeDataset", "TensorDataset", "TensorSliceDataset",
-    "TextLineDataset", "TextLineDatasetV2", "TFRecordDataset", "TFRecordDatasetV2",
-    "UnbatchDataset", "UniqueDataset", "ZipDataset",
-})
+_BEGIN_ONCE = frozenset(
+    {
+        "AssertCardinalityDataset",
+        "BatchDataset",
+        "DenseToRaggedDataset",
+        "FilterDataset",
+        "FixedLengthRecordDataset",
+        "FixedLengthRecordDatasetV2",
+        "FlatMapDataset",
+        "IgnoreErrorsDataset",
+        "InterleaveDataset",
+        "ListDataset",
+        "MapAndBatchDataset",
+        "MapDataset",
+        "OptionsDataset",
+        "PaddedBatchDataset",
+        "ParallelBatchDataset",
+        "ParallelInterleaveDataset",
+        "ParallelMapDataset",
+        "ParseExampleDataset",
+        "PrefetchDataset",
+        "RangeDataset",
+        "ShardDataset",
+        "ShuffleDataset",
+        "SkipDataset",
+        "SparseTensorSliceDataset",
+        "TakeDataset",
+        "TensorDataset",
+        "TensorSliceDataset",
+        "TextLineDataset",
+        "TextLineDatasetV2",
+        "TFRecordDataset",
+        "TFRecordDatasetV2",
+        "UnbatchDataset",
+        "UniqueDataset",
+        "ZipDataset",
+    }
+)

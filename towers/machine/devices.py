@@ -206,8 +206,13 @@ class Policy:
 
 CPU = Policy()
 GPU = Policy(
-    take_turns=True, add_on_devices=True, optimize_graphs=True, divide_cores=False,
-    prefetch_to_devices=True, pack_transfers=True, shares_memory=False,
+    take_turns=True,
+    add_on_devices=True,
+    optimize_graphs=True,
+    divide_cores=False,
+    prefetch_to_devices=True,
+    pack_transfers=True,
+    shares_memory=False,
 )
 
 

@@ -8,7 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from towers.machine.devices import (
-    count_cores, device_kind, device_names, has_started, is_gpu, too_many,
+    count_cores,
+    device_kind,
+    device_names,
+    has_started,
+    is_gpu,
+    too_many,
 )
 from towers.machine.logical import is_undivided, logical_cpus
 from towers.machine.user_lines import warn_user
@@ -17,8 +22,13 @@ from towers.workers.workers import join_workers
 
 
 def gpu_devices(
-    gpus: Any, num_towers: int | None = None, gpus_per_tower: int = 1, *, device: str = "auto",
-    name: str = "gpus", may_share: bool = True,
+    gpus: Any,
+    num_towers: int | None = None,
+    gpus_per_tower: int = 1,
+    *,
+    device: str = "auto",
+    name: str = "gpus",
+    may_share: bool = True,
 ) -> list[str]:
     """Returns the devices that `gpus` stands for; logical CPU devices if there is no GPU.
 

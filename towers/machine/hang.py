@@ -1,8 +1,8 @@
 """Ends a process that no longer makes progress, and says in which phase it hangs.
 
-    main thread    reading data | a train step | a callback | reading data | a train step ...
-    towers-hang    . . . . . .  one phase lasts too long: a line, all threads' stacks, exit code 4
-    faulthandler   C code holds Python's lock for too long: all threads' stacks, exit code 1
+main thread    reading data | a train step | a callback | reading data | a train step ...
+towers-hang    . . . . . .  one phase lasts too long: a line, all threads' stacks, exit code 4
+faulthandler   C code holds Python's lock for too long: all threads' stacks, exit code 1
 """
 
 import faulthandler
@@ -107,7 +107,8 @@ class Watch:
         now.watchers += 1
         self._main, self._ended = threading.get_ident(), threading.Event()
         is_free = threading.current_thread() is threading.main_thread() and (
-            signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL)
+            signal.getsignal(signal.SIGTSTP) is signal.SIG_DFL
+        )
         self._on_stop = signal.signal(signal.SIGTSTP, stop) if is_free else None
         self._thread = threading.Thread(target=self._run, daemon=True, name="towers-hang")
         self._thread.start()
@@ -141,10 +142,13 @@ class Watch:
     def _end_process(self, doing: _Doing, seconds: float) -> None:
         where = f" ({self.towers})" if doing.computes else stands_in(self._main)
         stacks = "follow" if self.log is None else f"stand in {self.log}"
-        text = places.prefix(places.here()).sub("", (
-            f"error: it hangs: no progress after {seconds:.0f} seconds in {doing.phase}{where}. "
-            f"The stacks of its threads {stacks}. {self.remedy}\n"
-        ))
+        text = places.prefix(places.here()).sub(
+            "",
+            (
+                f"error: it hangs: no progress after {seconds:.0f} seconds in {doing.phase}{where}. "
+                f"The stacks of its threads {stacks}. {self.remedy}\n"
+            ),
+        )
 
         def write_stacks() -> None:
             if self.log is None:
@@ -155,8 +159,12 @@ class Watch:
                 file.flush()
                 faulthandler.dump_traceback(file)
 
-        for act in (self.leave, lambda: print(text, end="", file=sys.stderr, flush=True),
-                    write_stacks, sys.stdout.flush):
+        for act in (
+            self.leave,
+            lambda: print(text, end="", file=sys.stderr, flush=True),
+            write_stacks,
+            sys.stdout.flush,
+        ):
             thread = threading.Thread(target=act, daemon=True)  # writing may hang, too
             thread.start()
             thread.join(2)

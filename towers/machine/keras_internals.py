@@ -69,6 +69,7 @@ def calls_wrapped(
     operations: Sequence[Any], scope_of: Callable[[Any, int], AbstractContextManager]
 ) -> Iterator[None]:
     """Inside the context, call n of each operation runs in the context `scope_of(operation, n)`."""
+
     def scoped(operation: Any, call: Callable) -> Callable:
         counter = itertools.count()
 
@@ -88,6 +89,7 @@ def calls_wrapped(
 @contextmanager
 def noise_left_out() -> Iterator[None]:
     """Inside the context, Keras draws constants, not random numbers, and dropout keeps all."""
+
     # Constants are not 0 by default, so that each parameter keeps its gradient.
     def filled(shape: Any, value: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
         return tf.broadcast_to(tf.cast(value, dtype or keras.config.floatx()), shape)
@@ -99,13 +101,16 @@ def noise_left_out() -> Iterator[None]:
         return filled(shape, mean + stddev, **rest)
 
     functions: dict[str, Callable[..., Any]] = {
-        "normal": normal, "truncated_normal": normal, "uniform": uniform,
+        "normal": normal,
+        "truncated_normal": normal,
+        "uniform": uniform,
         "categorical": lambda z, n, dtype="int64", **_: filled((tf.shape(z)[0], n), 0, dtype),
         "randint": lambda shape, minval, maxval, **rest: filled(shape, minval, **rest),
         "gamma": lambda shape, alpha, **rest: filled(shape, alpha, **rest),
         "beta": lambda shape, alpha, beta, **rest: filled(shape, alpha / (alpha + beta), **rest),
         "binomial": lambda shape, counts, **rest: filled(shape, counts, **rest),
-        "dropout": lambda inputs, *_, **__: inputs, "shuffle": lambda x, *_, **__: x,
+        "dropout": lambda inputs, *_, **__: inputs,
+        "shuffle": lambda x, *_, **__: x,
     }
     with ExitStack() as stack:
         for name, function in functions.items():

@@ -1,7 +1,7 @@
 """Splits the machine's devices into logical ones, before TensorFlow starts.
 
-    the CPU   ->  /cpu:0 ... /cpu:7     to simulate GPUs, and to run towers side by side
-    the GPUs  ->  /gpu:0 ... /gpu:7     to simulate more GPUs, with real kernels and copies
+the CPU   ->  /cpu:0 ... /cpu:7     to simulate GPUs, and to run towers side by side
+the GPUs  ->  /gpu:0 ... /gpu:7     to simulate more GPUs, with real kernels and copies
 """
 
 import os
@@ -12,7 +12,13 @@ import tensorflow as tf
 
 from towers.machine import nvidia
 from towers.machine.devices import (
-    FIRST, HOST, count_cores, cpu_threads, has_gpus, has_started, policy_of,
+    FIRST,
+    HOST,
+    count_cores,
+    cpu_threads,
+    has_gpus,
+    has_started,
+    policy_of,
 )
 from towers.machine.tensorflow_internals import OWN_THREADS
 from towers.machine.words import counted

@@ -12,8 +12,10 @@ def compile_arguments(model: keras.Model) -> tuple[Any, Any, Any, Any]:
     """
     loss, metrics = model._compile_loss, model._compile_metrics
     return (
-        getattr(loss, "_user_loss", None), getattr(loss, "_user_loss_weights", None),
-        getattr(metrics, "_user_metrics", None), getattr(metrics, "_user_weighted_metrics", None),
+        getattr(loss, "_user_loss", None),
+        getattr(loss, "_user_loss_weights", None),
+        getattr(metrics, "_user_metrics", None),
+        getattr(metrics, "_user_weighted_metrics", None),
     )
 
 

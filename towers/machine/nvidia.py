@@ -38,15 +38,18 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
     def describe(name: str) -> DriverGpu:
         is_number = re.fullmatch(r"-?\d+", name)
         gpu = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(name)) if is_number
+            pynvml.nvmlDeviceGetHandleByIndex(int(name))
+            if is_number
             else pynvml.nvmlDeviceGetHandleByUUID(name)
         )
         memory: Any = None
         with suppress(pynvml.NVMLError_NotSupported):
             memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
         return DriverGpu(
-            pynvml.nvmlDeviceGetIndex(gpu), pynvml.nvmlDeviceGetName(gpu),
-            memory and memory.total // _MIB, memory and memory.free // _MIB,
+            pynvml.nvmlDeviceGetIndex(gpu),
+            pynvml.nvmlDeviceGetName(gpu),
+            memory and memory.total // _MIB,
+            memory and memory.free // _MIB,
         )
 
     def query() -> None:
@@ -72,8 +75,8 @@ def why_no_gpu(is_cuda_build: bool, has_driver: bool, visible: str | None) -> li
         return ["this TensorFlow is built without CUDA; on Linux: pip install -e '.[cuda]'"]
     reasons = {
         "no NVIDIA driver; if this machine has an NVIDIA GPU, install its driver": not has_driver,
-        f"CUDA_VISIBLE_DEVICES={visible!r} hides GPUs, or names none of this machine: unset it":
-            visible is not None,
+        f"CUDA_VISIBLE_DEVICES={visible!r} hides GPUs, or names none of this machine: unset it": visible
+        is not None,
         "CUDA's libraries may be missing, or older: pip install -e '.[cuda]'": has_driver,
         "TensorFlow's own messages say more: add --verbosity=1": has_driver,
     }

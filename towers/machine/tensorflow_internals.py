@@ -74,8 +74,11 @@ def copied(
     graph = tf.compat.v1.get_default_graph()
     inputs = [graph.capture(value) for value in inputs]
     copy = graph._create_op_internal(
-        operation.type, inputs, [v.dtype for v in operation.outputs],
-        attrs={**kept, **(attributes or {})}, name=operation.name.lstrip("_"),
+        operation.type,
+        inputs,
+        [v.dtype for v in operation.outputs],
+        attrs={**kept, **(attributes or {})},
+        name=operation.name.lstrip("_"),
     )
     return list(copy.outputs)
 
@@ -137,6 +140,7 @@ def custom_gradients_in_scope() -> Iterator[None]:
     A tape puts the gradient of each TensorFlow operation into "gradient_tape/SCOPE/", but a
     `tf.custom_gradient`'s (`tf.nn.silu`), or a nested `tf.function`'s, into no scope.
     """
+
     def recording(original: Callable) -> Callable:
         def record_in_scope(
             op_type: Any, outputs: Any, inputs: Any, backward_function: Any, *rest: Any, **more: Any
@@ -169,7 +173,8 @@ def start_collectives(addresses: Sequence[str], index: int) -> None:
     service that swallows SIGTERM and waits minutes for a worker that never starts.
     """
     context.context().configure_collective_ops(
-        collective_leader=_TASK.format(0), scoped_allocator_enabled_ops=(),
+        collective_leader=_TASK.format(0),
+        scoped_allocator_enabled_ops=(),
         device_filters=(f"/job:{_JOB}/task:{index}",),
     )
     context.context().enable_collective_ops(_Server(list(addresses), index))
@@ -188,7 +193,9 @@ class _Server:
         config.device_filters[:] = [f"/job:{_JOB}/task:{self.task_index}"]
         return tensorflow_server_pb2.ServerDef(  # type: ignore[no-any-return]
             cluster=tf.train.ClusterSpec({_JOB: self._addresses}).as_cluster_def(),
-            default_session_config=config, job_name=_JOB, task_index=self.task_index,
+            default_session_config=config,
+            job_name=_JOB,
+            task_index=self.task_index,
             protocol="grpc",
         ).SerializeToString()
 

@@ -26,8 +26,11 @@ class TowersWarning(UserWarning):
 
 def warn_user(message: str) -> None:
     """Warns at the innermost line of the user's code, which may be far from its caller."""
-    frames = [frame for frame, _ in traceback.walk_stack(None)
-              if not _is_a_librarys(frame.f_code.co_filename)]
+    frames = [
+        frame
+        for frame, _ in traceback.walk_stack(None)
+        if not _is_a_librarys(frame.f_code.co_filename)
+    ]
     # A tracker's wrapper of `fit` is not the user's code, unless there is no other.
     own = [frame for frame in frames if "site-packages" not in frame.f_code.co_filename] or frames
     if not own:  # such as in a thread
@@ -35,8 +38,12 @@ def warn_user(message: str) -> None:
         return
     values = own[0].f_globals
     warnings.warn_explicit(
-        message, TowersWarning, own[0].f_code.co_filename, own[0].f_lineno,
-        module=values.get("__name__"), registry=values.setdefault("__warningregistry__", {}),
+        message,
+        TowersWarning,
+        own[0].f_code.co_filename,
+        own[0].f_lineno,
+        module=values.get("__name__"),
+        registry=values.setdefault("__warningregistry__", {}),
     )
 
 

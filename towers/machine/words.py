@@ -30,6 +30,7 @@ def printable(text: object, kept: str = "") -> str:
 
     A file's name may hold sequences that a terminal obeys: "a\\x1b[2J.png" clears the screen.
     """
+
     def escaped(found: re.Match[str]) -> str:
         return found[0] if found[0] in kept else found[0].encode("unicode_escape").decode()
 

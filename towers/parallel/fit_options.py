@@ -32,7 +32,8 @@ class HangTimeout(FitOption):
         """
         super().__init__()
         if seconds != "auto" and (
-            not isinstance(seconds, int | float) or isinstance(seconds, bool)
+            not isinstance(seconds, int | float)
+            or isinstance(seconds, bool)
             or not 0 <= seconds <= hang.MOST_SECONDS
         ):
             raise ValueError(

@@ -1,7 +1,7 @@
 """Refreshes the parameter copies on the devices when code between steps may change parameters.
 
-    begin   epoch: step 1  step 2  step 3 ...   evaluation: batch 1  batch 2 ...   epoch ...
-              refresh: ^                          refresh: ^               refresh: ^
+begin   epoch: step 1  step 2  step 3 ...   evaluation: batch 1  batch 2 ...   epoch ...
+          refresh: ^                          refresh: ^               refresh: ^
 """
 
 from collections.abc import Callable, Sequence
@@ -15,8 +15,12 @@ from towers.parallel.model_state import Towers
 from towers.resume.resumed_fit import fit_arguments
 
 _BATCH_HOOKS = (
-    "on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end",
-    "on_test_batch_begin", "on_test_batch_end",
+    "on_batch_begin",
+    "on_batch_end",
+    "on_train_batch_begin",
+    "on_train_batch_end",
+    "on_test_batch_begin",
+    "on_test_batch_end",
 )
 _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two steps
 
@@ -24,7 +28,9 @@ _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two 
 def are_trusted(callbacks: Sequence[Any], copies: Any) -> bool:
     """Returns whether no callback can assign to parameters between steps; warns if one can."""
     found = [
-        type(callback).__name__ for callback in callbacks for hook in _BATCH_HOOKS
+        type(callback).__name__
+        for callback in callbacks
+        for hook in _BATCH_HOOKS
         if not str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
     ]
     if found and copies.num_copies:
@@ -39,6 +45,7 @@ def are_trusted(callbacks: Sequence[Any], copies: Any) -> bool:
 
 def with_fresh_copies(fit: Callable[..., Any], towers: Towers) -> Callable[..., Any]:
     """Adds a `_FreshCopies` to Keras' `fit`. With a CallbackList, each step refreshes copies."""
+
     def fit_with_one_more(*args: Any, **kwargs: Any) -> Any:
         arguments = fit_arguments(*args, **kwargs)
         given = arguments["callbacks"]

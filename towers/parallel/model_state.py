@@ -202,15 +202,21 @@ def _machine(model: keras.Model) -> Machine:
         optimizer = None
     if towers.machine is None or towers.optimizer is not optimizer:
         stages = make_stages(
-            model, towers.devices, towers.gpus_per_tower, towers.stages, strategy=towers.strategy,
+            model,
+            towers.devices,
+            towers.gpus_per_tower,
+            towers.stages,
+            strategy=towers.strategy,
             jit_compile=towers.jit_compile,
         )
         firsts = list(stages.groups) if stages else towers.devices
         exchange = make_exchange(towers.workers, towers.num_towers, towers.own_rows)
         devices = place_towers(len(exchange.local_towers), firsts)
         policy = policy_of(towers.devices)
-        copies = NoCopies() if optimizer is None else copies_of(
-            towers.strategy, optimizer, model.trainable_variables, devices, policy
+        copies = (
+            NoCopies()
+            if optimizer is None
+            else copies_of(towers.strategy, optimizer, model.trainable_variables, devices, policy)
         )
         towers.optimizer = optimizer
         towers.machine = Machine(

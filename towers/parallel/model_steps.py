@@ -56,7 +56,8 @@ class PlacedBatches:
             present = (  # None instead of the parts that Keras marks as absent
                 keras.tree.map_structure(
                     lambda v: None if isinstance(v, tf.experimental.Optional) else v, element
-                ) for element in iterator
+                )
+                for element in iterator
             )
             is_placed = self._step.policy.prefetch_to_devices
             self._batches = placed_ahead(self._step if is_placed else None, present)
@@ -104,8 +105,10 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
             made: Callable = call
             step = step_of(model, name)
             is_ahead = model.steps_per_execution == 1 and step.policy.prefetch_to_devices
-            if name == "train" and isinstance(data, tf.data.Iterator) and (
-                towers.noise_scale or is_ahead
+            if (
+                name == "train"
+                and isinstance(data, tf.data.Iterator)
+                and (towers.noise_scale or is_ahead)
             ):
                 watch = functools.partial(_watched_batch, step)
                 made = PlacedBatches(step, model.steps_per_execution, watch)

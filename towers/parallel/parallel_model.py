@@ -1,8 +1,8 @@
 """make_parallel runs any Keras model on towers, with Keras' compile, fit, evaluate and predict.
 
-    parallel.fit            Keras' loop, callbacks and data adapters
-        train_step          Keras' own or a custom one, traced once for the whole batch
-            DividedStep     the trace, divided among towers; one update
+parallel.fit            Keras' loop, callbacks and data adapters
+    train_step          Keras' own or a custom one, traced once for the whole batch
+        DividedStep     the trace, divided among towers; one update
 """
 
 import functools
@@ -25,7 +25,13 @@ from towers.machine.words import plural
 from towers.parallel.fresh_copies import with_fresh_copies
 from towers.parallel.fit_options import HangTimeout, NoiseScale
 from towers.parallel.model_state import (
-    STATE, Towers, drop_iterator, forget_functions, parameter_device_of, take_over, towers_of,
+    STATE,
+    Towers,
+    drop_iterator,
+    forget_functions,
+    parameter_device_of,
+    take_over,
+    towers_of,
 )
 from towers.parallel.model_steps import PlacedBatches, make_function, prepare_training, run_step
 from towers.resume.resume import Resume, only_one
@@ -39,8 +45,13 @@ from towers.workers.written_files import check_writers
 
 @names_checked
 def make_parallel(
-    model: keras.Model, gpus: Any = None, *, num_towers: int | None = None,
-    batch_norm: str | None = None, strategy: str = "parameter_server", gpus_per_tower: int = 1,
+    model: keras.Model,
+    gpus: Any = None,
+    *,
+    num_towers: int | None = None,
+    batch_norm: str | None = None,
+    strategy: str = "parameter_server",
+    gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
 ) -> keras.Model:
     """
@@ -136,8 +147,12 @@ def parallel_on(
     has_copies = options.get("strategy") in ("mirrored", "sharded")
     is_mirrored = has_copies and not policy_of(devices).shares_memory
     towers = Towers(
-        given, {} if model.built else dict(vars(given)), devices[0] if is_mirrored else HOST,
-        devices, num_towers, **options,
+        given,
+        {} if model.built else dict(vars(given)),
+        devices[0] if is_mirrored else HOST,
+        devices,
+        num_towers,
+        **options,
     )
 
     def fill(namespace: dict[str, Any]) -> None:
@@ -208,7 +223,10 @@ class ParallelModel(keras.Model):
                 else:
                     batch_norm = towers.batch_norm or "synchronized"
                     history = resumed_fit(
-                        self, fit, resume, fit_arguments(*args, **kwargs),
+                        self,
+                        fit,
+                        resume,
+                        fit_arguments(*args, **kwargs),
                         identity={"num_towers": towers.num_towers, "batch_norm": batch_norm},
                         prepare=functools.partial(prepare_training, self),
                         full_batch=towers.full_batch.sizes["train"],

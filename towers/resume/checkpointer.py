@@ -24,8 +24,14 @@ from towers.resume import checkpoints, run_dir
 from towers.resume.checkpoints import Checkpoint, Found
 from towers.resume.remote_dir import Mirror
 from towers.resume.snapshot import (
-    OPTIONS, assign_arrays, callbacks_arrays, callbacks_state, copy_arrays, restore_callbacks,
-    stops_again, watch_callbacks,
+    OPTIONS,
+    assign_arrays,
+    callbacks_arrays,
+    callbacks_state,
+    copy_arrays,
+    restore_callbacks,
+    stops_again,
+    watch_callbacks,
 )
 from towers.resume.train_state import TrainState
 from towers.resume.unsaved import Watched
@@ -43,8 +49,14 @@ class Checkpointer:
     """Reads and writes the checkpoints of a directory, in checkpoints/."""
 
     def __init__(
-        self, directory: Path, workers: Workers, warn: Callable[[str], None], *,
-        every: int | None = None, argument: str = "run_dir", mirror: Mirror | None = None,
+        self,
+        directory: Path,
+        workers: Workers,
+        warn: Callable[[str], None],
+        *,
+        every: int | None = None,
+        argument: str = "run_dir",
+        mirror: Mirror | None = None,
     ) -> None:
         """
         warn: called with one line if something cannot be written.
@@ -99,8 +111,12 @@ class Checkpointer:
             raise ValueError(f"{self.found.path} is no checkpoint of {what}: {error!r}.") from None
 
     def check_same(
-        self, then: Mapping[str, Any], now: Mapping[str, Any], options: Mapping[str, Any],
-        whose: str, remedy: str,
+        self,
+        then: Mapping[str, Any],
+        now: Mapping[str, Any],
+        options: Mapping[str, Any],
+        whose: str,
+        remedy: str,
     ) -> None:
         """Raises ValueError if another run or fit (`whose`) wrote the checkpoint.
 
@@ -131,7 +147,9 @@ class Checkpointer:
             )
 
     def hold(
-        self, variables: Callable[[], Variables], callbacks: Sequence[keras.callbacks.Callback],
+        self,
+        variables: Callable[[], Variables],
+        callbacks: Sequence[keras.callbacks.Callback],
         state: Mapping[str, Any],
     ) -> None:
         """Sets the content of the checkpoints.
@@ -176,7 +194,8 @@ class Checkpointer:
         state = {
             **{name: v(train_state) if callable(v) else v for name, v in self._state.items()},
             "position": train_state.to_json(),
-            "callbacks": callbacks_state(self._callbacks, self.warn), ARITHMETIC: "whole batch",
+            "callbacks": callbacks_state(self._callbacks, self.warn),
+            ARITHMETIC: "whole batch",
         }
         for watched in self._watched or []:
             watched.warn_once(self.warn, is_mid_epoch=train_state.epoch_step > 0)

@@ -98,7 +98,8 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
 def _write_files(checkpoint: Checkpoint, directory: Path) -> None:
     directory.mkdir()
     content = {
-        "format": FORMAT, "state": checkpoint.state,
+        "format": FORMAT,
+        "state": checkpoint.state,
         "arrays": [[name, v.dtype.name, list(v.shape)] for name, v in checkpoint.arrays.items()],
         **_write_arrays(directory / ARRAYS, checkpoint.arrays),
     }

@@ -1,7 +1,7 @@
 """Finds what a tf.data.Dataset draws for each iterator, and whether it can be repeated.
 
-    list_files(shuffle, seed) -> interleave -> shuffle(1000, seed) -> map -> batch -> prefetch
-                                               draws a seed for each iterator, as it is made
+list_files(shuffle, seed) -> interleave -> shuffle(1000, seed) -> map -> batch -> prefetch
+                                           draws a seed for each iterator, as it is made
 """
 
 import re
@@ -10,7 +10,11 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from towers.machine.data_internals import (
-    begins_again, dataset_graphs, dataset_parts, dataset_seeds, reshuffles,
+    begins_again,
+    dataset_graphs,
+    dataset_parts,
+    dataset_seeds,
+    reshuffles,
 )
 from towers.machine.user_lines import warn_user
 
@@ -53,7 +57,9 @@ def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
         begins_again(part) and any(map(_draws, dataset_parts(part))) for part in parts
     )
     return Draws(
-        [list(found) for found in seeds], is_plain, not (keeps or begins_draws_again),
+        [list(found) for found in seeds],
+        is_plain,
+        not (keeps or begins_draws_again),
         list(variables.values()),
     )
 
@@ -62,7 +68,8 @@ def _nodes(part: tf.data.Dataset) -> list[Any]:
     """Returns the nodes of a dataset's functions, and of the functions that they call."""
     definitions = [graph.as_graph_def() for graph in dataset_graphs(part)]
     return [
-        node for definition in definitions
+        node
+        for definition in definitions
         for nodes in (definition.node, *(f.node_def for f in definition.library.function))
         for node in nodes
     ]

@@ -1,8 +1,8 @@
 """Leads Keras' loop through the data of a fit: a step that is done reads, or does not even read.
 
-    fit(initial_epoch=first)        first is the epoch with which the data began
-        epochs that are done        steps and validations read only what later batches need
-        the epoch under way         its first steps are done, the others train
+fit(initial_epoch=first)        first is the epoch with which the data began
+    epochs that are done        steps and validations read only what later batches need
+    the epoch under way         its first steps are done, the others train
 """
 
 from collections.abc import Iterator, Mapping
@@ -28,8 +28,13 @@ class FitData:
     """Holds the data of one fit, for training and for validation."""
 
     def __init__(
-        self, model: keras.Model, arguments: Mapping[str, Any], state: TrainState, seed: int,
-        pending: signals.Pending, saved: Mapping[str, Any] | None = None,
+        self,
+        model: keras.Model,
+        arguments: Mapping[str, Any],
+        state: TrainState,
+        seed: int,
+        pending: signals.Pending,
+        saved: Mapping[str, Any] | None = None,
     ) -> None:
         """
         arguments: the arguments of `fit` by name, after its `validation_split`.
@@ -42,7 +47,11 @@ class FitData:
         self._random = None if saved is None else saved["random"]
         self.replay = Replay(state.epoch, None if saved is None else saved["replay"])
         self._data = train_data(
-            arguments, self.replay, seed, done=lambda: state.step, saved=saved,
+            arguments,
+            self.replay,
+            seed,
+            done=lambda: state.step,
+            saved=saved,
         )
         self._validation = validation_data(arguments, self.replay)
         self._has_one_pass = arguments["steps_per_epoch"] is not None
@@ -52,7 +61,8 @@ class FitData:
         is_resumed = saved is not None and state.epoch < arguments["epochs"]
         x, *_ = keras.utils.unpack_x_y_sample_weight(arguments["validation_data"])
         for name, value, data in (
-            ("x", arguments["x"], self._data), ("validation_data", x, self._validation)
+            ("x", arguments["x"], self._data),
+            ("validation_data", x, self._validation),
         ):
             _note_read(name, value, is_error=is_resumed and not data.is_plain)
         is_direct = self._data.is_direct and self._validation.is_direct
@@ -74,7 +84,9 @@ class FitData:
     def arguments(self) -> dict[str, Any]:
         """Returns the arguments for Keras' fit that stand for the data."""
         return {
-            "x": self._data.x, "y": None, "sample_weight": None,
+            "x": self._data.x,
+            "y": None,
+            "sample_weight": None,
             "validation_data": self._validation.x,
         }
 

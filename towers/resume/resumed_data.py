@@ -53,8 +53,12 @@ class Data:
 
 
 def train_data(
-    arguments: Mapping[str, Any], replay: Replay, seed: int, *,
-    done: Callable[[], int] = lambda: 0, saved: Mapping[str, Any] | None = None,
+    arguments: Mapping[str, Any],
+    replay: Replay,
+    seed: int,
+    *,
+    done: Callable[[], int] = lambda: 0,
+    saved: Mapping[str, Any] | None = None,
 ) -> Data:
     """Prepares the data of `fit`; raises ValueError if their order cannot be repeated.
 
@@ -85,7 +89,10 @@ def train_data(
 
 
 def _data_of(
-    arguments: Mapping[str, Any], replay: Replay, order: "_ArrayOrder", done: Callable[[], int],
+    arguments: Mapping[str, Any],
+    replay: Replay,
+    order: "_ArrayOrder",
+    done: Callable[[], int],
     saved: Mapping[str, Any],
 ) -> Data:
     """Returns what follows from the kind of `x`; its `x` is for Keras' data adapter."""
@@ -97,16 +104,25 @@ def _data_of(
         return Data(x, shuffle=shuffle, reads=ALL)
     if x is not None and are_arrays(*parts):
         return Data(
-            x, shuffle=shuffle, identity={"shuffle": shuffle, "data": _digest(parts)},
-            is_plain=True, begin_pass=order.begin_pass, state=order.state,
+            x,
+            shuffle=shuffle,
+            identity={"shuffle": shuffle, "data": _digest(parts)},
+            is_plain=True,
+            begin_pass=order.begin_pass,
+            state=order.state,
         )
     if _has_index(x):
         replay.keeps_random = True
         shuffle = bool(shuffle) and not _is_grain(x)  # which Keras does not shuffle
         source = _Indexed(x, replay, shuffle, steps is None, saved.get("next"))
         return Data(
-            source, shuffle=shuffle, identity={"shuffle": shuffle}, reads=source.reads,
-            is_plain=not has_epochs(x), begin_pass=source.begin_pass, state=source.state,
+            source,
+            shuffle=shuffle,
+            identity={"shuffle": shuffle},
+            reads=source.reads,
+            is_plain=not has_epochs(x),
+            begin_pass=source.begin_pass,
+            state=source.state,
         )
     if has_state(x):
         return _stateful(x, steps, done, saved.get("iterator"))
@@ -184,6 +200,7 @@ class _ArrayOrder:
 
     def shuffle(self, original: Callable[[Any], tf.Tensor]) -> Callable[[Any], tf.Tensor]:
         """Replaces `tf.random.shuffle` in the function that Keras traces."""
+
         def shuffled(values: Any) -> tf.Tensor:
             graph = tf.compat.v1.get_default_graph()
             if not self._is_saved:
@@ -309,14 +326,15 @@ def _dataset(dataset: tf.data.Dataset, replay: Replay, shuffle: Any) -> Data:
     if draws.is_known:
         replay.variables = draws.variables
     return Data(
-        dataset, shuffle=shuffle, identity={"seeds of its shuffles": draws.seeds},
-        reads=THIS_PASS if draws.is_known else ALL, is_plain=draws.is_plain,
+        dataset,
+        shuffle=shuffle,
+        identity={"seeds of its shuffles": draws.seeds},
+        reads=THIS_PASS if draws.is_known else ALL,
+        is_plain=draws.is_plain,
     )
 
 
-def _stateful(
-    source: Any, steps: int | None, done: Callable[[], int], saved: Any
-) -> Data:
+def _stateful(source: Any, steps: int | None, done: Callable[[], int], saved: Any) -> Data:
     """Reads an iterable that has a state, and resumes from its state."""
     if steps is None:
         raise ValueError(

@@ -1,11 +1,11 @@
 """Runs `fit` with a towers.Resume: it begins at the newest checkpoint, and saves between steps.
 
-    fit(initial_epoch=e)                 e is the epoch of the newest checkpoint
-        on_train_begin                   runs the callbacks, then restores their state
-        on_epoch_begin                   runs the callbacks, in mid-epoch restores the variables
-        steps that are done              are skipped, and callbacks are not called
-        steps that are left              run, with a checkpoint from time to time
-        validation, on_epoch_end         run the callbacks, then save a checkpoint
+fit(initial_epoch=e)                 e is the epoch of the newest checkpoint
+    on_train_begin                   runs the callbacks, then restores their state
+    on_epoch_begin                   runs the callbacks, in mid-epoch restores the variables
+    steps that are done              are skipped, and callbacks are not called
+    steps that are left              run, with a checkpoint from time to time
+    validation, on_epoch_end         run the callbacks, then save a checkpoint
 """
 
 import os
@@ -36,19 +36,35 @@ completed: dict[str, int] = {}
 
 
 def fit_arguments(
-    x: Any = None, y: Any = None, batch_size: Any = None, epochs: Any = 1, verbose: Any = "auto",
-    callbacks: Any = None, validation_split: Any = 0.0, validation_data: Any = None,
-    shuffle: Any = True, class_weight: Any = None, sample_weight: Any = None,
-    initial_epoch: Any = 0, steps_per_epoch: Any = None, validation_steps: Any = None,
-    validation_batch_size: Any = None, validation_freq: Any = 1,
+    x: Any = None,
+    y: Any = None,
+    batch_size: Any = None,
+    epochs: Any = 1,
+    verbose: Any = "auto",
+    callbacks: Any = None,
+    validation_split: Any = 0.0,
+    validation_data: Any = None,
+    shuffle: Any = True,
+    class_weight: Any = None,
+    sample_weight: Any = None,
+    initial_epoch: Any = 0,
+    steps_per_epoch: Any = None,
+    validation_steps: Any = None,
+    validation_batch_size: Any = None,
+    validation_freq: Any = 1,
 ) -> dict[str, Any]:
     """Returns all arguments of a call of `keras.Model.fit` by name, including the defaults."""
     return dict(locals())  # copied, because experiment trackers replace `keras.Model.fit`
 
 
 def resumed_fit(
-    model: keras.Model, fit: Callable[..., Any], resume: Resume, arguments: Mapping[str, Any], *,
-    identity: Mapping[str, Any], prepare: Callable[[Any], Sequence[keras.Variable]],
+    model: keras.Model,
+    fit: Callable[..., Any],
+    resume: Resume,
+    arguments: Mapping[str, Any],
+    *,
+    identity: Mapping[str, Any],
+    prepare: Callable[[Any], Sequence[keras.Variable]],
     full_batch: Any,
 ) -> Any:
     """Runs `fit`, and returns its history with the epochs of all processes.
@@ -77,10 +93,14 @@ def resumed_fit(
         arguments.update(validation_split=0.0, validation_data=rest)
     steps_per_epoch, execution = arguments["steps_per_epoch"], model.steps_per_execution
     with ExitStack() as stack:
-        mirror = stack.enter_context(remote_dir.mirrored(
-            str(resume.directory) if is_chief else None, warn_user, is_new=False,
-            argument="directory",
-        ))
+        mirror = stack.enter_context(
+            remote_dir.mirrored(
+                str(resume.directory) if is_chief else None,
+                warn_user,
+                is_new=False,
+                argument="directory",
+            )
+        )
         directory = mirror.copy if mirror else resume.directory
         if is_chief:
             stack.enter_context(run_dir.locked(directory, "directory"))
@@ -115,11 +135,14 @@ def resumed_fit(
             )
         variables = _variables(model, prepare(data.spec))
         now = {
-            **identity, **data.identity, "steps_per_epoch": steps_per_epoch,
+            **identity,
+            **data.identity,
+            "steps_per_epoch": steps_per_epoch,
             "optimizer": type(model.optimizer).__name__,
         }
         held = {
-            _FIT: now, OPTIONS: options,
+            _FIT: now,
+            OPTIONS: options,
             _DATA: lambda _: data.to_json(),
             FULL_BATCH: lambda _: int(full_batch.numpy()),
         }
@@ -134,9 +157,18 @@ def resumed_fit(
         checkpointer.restore(callbacks=False)
         stack.callback(checkpointer.wait)
         callbacks = ResumedCallbacks(
-            others, str(resume.directory), checkpointer, state, data, pending, workers,
-            model=model, add_progbar=arguments["verbose"] != 0, verbose=arguments["verbose"],
-            epochs=arguments["epochs"], steps=steps_per_epoch or data.num_batches,
+            others,
+            str(resume.directory),
+            checkpointer,
+            state,
+            data,
+            pending,
+            workers,
+            model=model,
+            add_progbar=arguments["verbose"] != 0,
+            verbose=arguments["verbose"],
+            epochs=arguments["epochs"],
+            steps=steps_per_epoch or data.num_batches,
         )
         history = callbacks.fit(fit, arguments)
         completed[_place(resume)] = arguments["initial_epoch"]
@@ -175,8 +207,10 @@ def _variables(
     seen: set[int] = set()
     of_optimizer = model.optimizer.variables if model.optimizer else []
     for name, variables in (
-        ("model", model.variables), ("optimizer", of_optimizer),
-        ("metrics", model.metrics_variables), ("step", own),
+        ("model", model.variables),
+        ("optimizer", of_optimizer),
+        ("metrics", model.metrics_variables),
+        ("step", own),
     ):
         groups[name] = list({id(v): v for v in variables if id(v) not in seen}.values())
         seen.update(map(id, variables))
@@ -187,9 +221,15 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
     """Calls the callbacks for the steps that are left, and saves after all of them have run."""
 
     def __init__(
-        self, callbacks: Sequence[keras.callbacks.Callback], directory: str,
-        checkpointer: Checkpointer, state: TrainState, data: FitData, pending: signals.Pending,
-        workers: Workers, **options: Any,
+        self,
+        callbacks: Sequence[keras.callbacks.Callback],
+        directory: str,
+        checkpointer: Checkpointer,
+        state: TrainState,
+        data: FitData,
+        pending: signals.Pending,
+        workers: Workers,
+        **options: Any,
     ) -> None:
         """
         directory: the path or URL that the user gave, for messages.
@@ -211,10 +251,14 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         if self._checkpointer.found is not None and is_over:
             self._say_complete(state.stopped and state.epoch_step == 0)
         with data.running():
-            return fit(**{
-                **arguments, **data.arguments(), "callbacks": self,
-                "initial_epoch": arguments["epochs"] if is_over else data.first_epoch,
-            })
+            return fit(
+                **{
+                    **arguments,
+                    **data.arguments(),
+                    "callbacks": self,
+                    "initial_epoch": arguments["epochs"] if is_over else data.first_epoch,
+                }
+            )
 
     def _say_complete(self, is_stopped: bool) -> None:
         """Prints that the directory holds a complete fit, so that no step is left."""
@@ -222,7 +266,8 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             early = ", stopped early" if is_stopped else ""
             print(
                 f"Already complete: {counted(self._state.epoch, 'epoch')}{early}, in "
-                f"{self._directory}. To train again, name another directory.", flush=True,
+                f"{self._directory}. To train again, name another directory.",
+                flush=True,
             )
 
     def on_train_begin(self, logs: Any = None) -> None:

@@ -191,7 +191,7 @@ def _create_numbered(name: str, begun: Path) -> Path:
     """Makes runs/<name>-NNN in `begun`, where NNN follows the highest number there."""
     with explained(RUNS):
         (begun / RUNS).mkdir(parents=True, exist_ok=True)
-        endings = [path.name[len(name) + 1:] for path in (begun / RUNS).glob(f"{name}-*")]
+        endings = [path.name[len(name) + 1 :] for path in (begun / RUNS).glob(f"{name}-*")]
         taken = [int(ending) for ending in endings if ending.isdecimal()]
         for number in count(max(taken, default=0) + 1):
             path = RUNS / f"{name}-{number:03d}"

@@ -83,7 +83,12 @@ def _flat(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
 _WAIT, _STOPPED_EPOCH = "wait", "stopped_epoch"  # attributes of EarlyStopping
 # The attributes in which Keras' callbacks keep state from epoch to epoch, or from batch to batch.
 _CALLBACK_FIELDS = (
-    "best", _WAIT, "best_epoch", _STOPPED_EPOCH, "cooldown_counter", *CALLBACK_FIELDS
+    "best",
+    _WAIT,
+    "best_epoch",
+    _STOPPED_EPOCH,
+    "cooldown_counter",
+    *CALLBACK_FIELDS,
 )
 _BEST_WEIGHTS = "best_weights"
 _CLASS = "class"  # the class of the callback that a state belongs to
@@ -94,7 +99,8 @@ _UNSAVED = "unsaved"  # replaces the state of a callback that is not JSON
 def variables_of(step: TowerStep) -> dict[str, Sequence[keras.Variable]]:
     """Returns all variables of a step by group. The model's variables include random seeds."""
     return {
-        "model": step.model.variables, "optimizer": step.optimizer.variables,
+        "model": step.model.variables,
+        "optimizer": step.optimizer.variables,
         "metrics": step.metrics_variables,
     }
 
@@ -156,7 +162,8 @@ def callbacks_state(callbacks: Sequence[Any], warn: Callable[[str], None]) -> li
 def watch_callbacks(callbacks: Sequence[Any]) -> list[Watched]:
     """Watches callbacks that do not say by two methods what their state is."""
     return [
-        Watched(callback, (*_CALLBACK_FIELDS, _BEST_WEIGHTS)) for callback in callbacks
+        Watched(callback, (*_CALLBACK_FIELDS, _BEST_WEIGHTS))
+        for callback in callbacks
         if not (hasattr(callback, "get_state") and hasattr(callback, "set_state"))
     ]
 
@@ -174,8 +181,9 @@ def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any
         if isinstance(callback, keras.callbacks.EarlyStopping):  # for `stops_again` alone
             state |= {name: getattr(callback, name) for name in (_WAIT, _STOPPED_EPOCH)}
     else:
-        state = {name: getattr(callback, name) for name in _CALLBACK_FIELDS
-                 if hasattr(callback, name)}
+        state = {
+            name: getattr(callback, name) for name in _CALLBACK_FIELDS if hasattr(callback, name)
+        }
         if isinstance(callback, keras.callbacks.CSVLogger):
             state |= {_KEYS: callback.keys, _ROWS: _rows(callback)}
     for name, value in state.items():
@@ -193,7 +201,9 @@ def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any
 
 
 def restore_callbacks(
-    callbacks: Sequence[Any], states: Sequence[dict[str, Any]], arrays: dict[str, np.ndarray],
+    callbacks: Sequence[Any],
+    states: Sequence[dict[str, Any]],
+    arrays: dict[str, np.ndarray],
     warn: Callable[[str], None],
 ) -> None:
     """Restores the results of `callbacks_state` and, from `arrays`, of `callbacks_arrays`.
@@ -239,13 +249,17 @@ def stops_again(
             return True
     return any(
         isinstance(callback, keras.callbacks.EarlyStopping)
-        and bool(states[index].get(_STOPPED_EPOCH)) and states[index][_WAIT] >= callback.patience
+        and bool(states[index].get(_STOPPED_EPOCH))
+        and states[index][_WAIT] >= callback.patience
         for callback, index in _paired(callbacks, states)[0]
     )
 
 
 def _restore(
-    callback: Any, state: dict[str, Any], arrays: dict[str, np.ndarray], prefix: str,
+    callback: Any,
+    state: dict[str, Any],
+    arrays: dict[str, np.ndarray],
+    prefix: str,
     warn: Callable[[str], None],
 ) -> None:
     """Restores the state of one callback, with the arrays whose names begin with `prefix`."""

@@ -24,8 +24,12 @@ Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees 
 
 
 def partial_sums(
-    values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
-    parameter_device: str | None = None, packed: bool = False,
+    values: Sequence[Values],
+    devices: Sequence[str],
+    *,
+    add_on_devices: bool,
+    parameter_device: str | None = None,
+    packed: bool = False,
 ) -> Tree:
     """Makes all additions, each on its left child's device, or none; returns the tree of the rest.
 
@@ -36,9 +40,13 @@ def partial_sums(
         target = None if add_on_devices else parameter_device
         left, right = (
             partial_sums(
-                values[half], devices[half], add_on_devices=add_on_devices,
-                parameter_device=target, packed=packed,
-            ) for half in _halves(len(values))
+                values[half],
+                devices[half],
+                add_on_devices=add_on_devices,
+                parameter_device=target,
+                packed=packed,
+            )
+            for half in _halves(len(values))
         )
         if not add_on_devices:
             return left, right

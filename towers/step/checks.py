@@ -43,14 +43,18 @@ def check_agreement(
 ) -> None:
     """Raises ValueError if workers differ in versions, settings or the values of variables."""
     if cluster.num_workers > 1:
-        cluster.check_same({
-            "towers' version": __version__, "TensorFlow's version": tf.__version__,
-            "Keras' version": keras.__version__, **settings,
-            **{
-                f"variable {i} {v.path.rpartition('/')[2]}": variable_digest(v)
-                for i, v in enumerate(variables)
-            },
-        })
+        cluster.check_same(
+            {
+                "towers' version": __version__,
+                "TensorFlow's version": tf.__version__,
+                "Keras' version": keras.__version__,
+                **settings,
+                **{
+                    f"variable {i} {v.path.rpartition('/')[2]}": variable_digest(v)
+                    for i, v in enumerate(variables)
+                },
+            }
+        )
 
 
 def check_strategy(strategy: str) -> None:

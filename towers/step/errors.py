@@ -103,6 +103,7 @@ def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
     The test is one pass: is the sum of a gradient's squares finite? Values of about 1e19 overflow
     it in float32, but also overflow Adam's second moment and the norm for clipping.
     """
+
     def widened(values: tf.Tensor) -> tf.Tensor:
         return values if values.dtype.size >= 4 else tf.cast(values, tf.float32)
 

@@ -21,11 +21,14 @@ from typing import Any
 import tensorflow as tf
 
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
-from towers.step.sharding import (
-    BatchValues, Shard, batch_size, rows_of, shard_batch
-)
+from towers.step.sharding import BatchValues, Shard, batch_size, rows_of, shard_batch
 from towers.step.structures import (
-    components, is_composite, join_rows, map_tensors, sparse_rows, take_rows
+    components,
+    is_composite,
+    join_rows,
+    map_tensors,
+    sparse_rows,
+    take_rows,
 )
 from towers.step.transfers import pack, packages, unpack
 from towers.workers.cluster import Cluster
@@ -115,7 +118,7 @@ class WorkersExchange(Exchange):
     def places(self, devices: Sequence[str]) -> list[str]:
         """Returns the device of each of this worker's towers, and "worker 1" for other towers."""
         found = [f"worker {w}" for w, towers in enumerate(self._towers) for _ in towers]
-        found[self.local_towers.start: self.local_towers.stop] = devices
+        found[self.local_towers.start : self.local_towers.stop] = devices
         return found
 
     def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Values:
@@ -185,7 +188,8 @@ class WorkersExchange(Exchange):
         received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
         sums = {
             towers: received[worker, i]
-            for worker, own in enumerate(self._subtrees) for i, towers in enumerate(own)
+            for worker, own in enumerate(self._subtrees)
+            for i, towers in enumerate(own)
         }
         added = add_subtrees(sums, range(self.num_towers))
         return tf.reshape(self._collectives.all_gather(added), [-1])

@@ -1,7 +1,7 @@
 """Copies the shards of the next global batch to their devices while the current step runs.
 
-    main thread:    [ step 1 ................... ] [ step 2 ................... ] ...
-    second thread:  [ batch 2: split, to all devices at once ] [ batch 3: ... ] ...
+main thread:    [ step 1 ................... ] [ step 2 ................... ] ...
+second thread:  [ batch 2: split, to all devices at once ] [ batch 3: ... ] ...
 """
 
 import functools
@@ -18,7 +18,12 @@ from towers.machine.devices import HOST
 from towers.step.checks import check_rows
 from towers.step.sharding import BatchValues, shard_batch
 from towers.step.structures import (
-    any_rows, as_tensor, components, is_composite, map_tensors, packed
+    any_rows,
+    as_tensor,
+    components,
+    is_composite,
+    map_tensors,
+    packed,
 )
 
 
@@ -51,8 +56,11 @@ _placing: dict[str, Callable] = {}  # by structure and devices, shared by all st
 
 
 def _place_all(
-    specs: BatchValues, num_towers: int, devices: Mapping[int, str],
-    groups: Mapping[str, Sequence[str]], *tensors: tf.Tensor,
+    specs: BatchValues,
+    num_towers: int,
+    devices: Mapping[int, str],
+    groups: Mapping[str, Sequence[str]],
+    *tensors: tf.Tensor,
 ) -> list[tf.Tensor]:
     """Maps a batch's tensors to the tensors of all shards, on their devices, in a graph."""
     with tf.device(HOST):

@@ -1,6 +1,6 @@
 """Splits a global batch into shards, in order; their sizes differ by at most 1.
 
-    global batch of 11, 4 towers   ->   [0 1 2] [3 4 5] [6 7 8] [9 10]
+global batch of 11, 4 towers   ->   [0 1 2] [3 4 5] [6 7 8] [9 10]
 """
 
 from collections.abc import Sequence

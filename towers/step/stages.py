@@ -48,7 +48,10 @@ class Stages:
     """
 
     def __init__(
-        self, model: keras.Model, devices: Sequence[str], num_stages: int,
+        self,
+        model: keras.Model,
+        devices: Sequence[str],
+        num_stages: int,
         begun_at: Sequence[str] | None = None,
     ) -> None:
         """Args: devices: S of each group, group after group. begun_at: `stages` of `TowerStep`."""
@@ -67,7 +70,8 @@ class Stages:
         begins = _found(begun_at, names) if begun_at else balanced(_sizes(calls), num_stages)
         self.num_stages = num_stages
         self.groups = {
-            devices[i]: list(devices[i:i + num_stages]) for i in range(0, len(devices), num_stages)
+            devices[i]: list(devices[i : i + num_stages])
+            for i in range(0, len(devices), num_stages)
         }
         ends = [*begins[1:], len(calls)]
         self.names = [list(dict.fromkeys(names[i:j])) for i, j in zip(begins, ends, strict=True)]
@@ -87,6 +91,7 @@ class Stages:
     @contextmanager
     def scopes(self) -> Iterator[None]:
         """Puts each layer's operations and gradients into the name scope of its stage."""
+
         def scope(operation: Any, index: int) -> AbstractContextManager:
             stages = self._of_calls[id(operation)]
             return tf.name_scope(f"{STAGE_SCOPE}{stages[index % len(stages)]}")
@@ -96,7 +101,10 @@ class Stages:
 
 
 def make_stages(
-    model: keras.Model, devices: Sequence[str], gpus_per_tower: int, stages: Sequence[str] | None,
+    model: keras.Model,
+    devices: Sequence[str],
+    gpus_per_tower: int,
+    stages: Sequence[str] | None,
     **others: Any,
 ) -> Stages | None:
     """Returns a step's stages, or None for one; takes `check_stages`' and `Stages`' arguments."""
@@ -177,6 +185,7 @@ def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:
 
 def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
     """Returns where nonempty contiguous parts begin, such that the largest sum is minimal."""
+
     def begins(limit: int) -> list[int]:
         found, total = [0], 0
         for i, size in enumerate(sizes):
@@ -200,10 +209,12 @@ def _sizes(calls: Sequence[Call]) -> list[int]:
         variables = {id(v): v for v in getattr(call.operation, "variables", ())}
         new = [v for key, v in variables.items() if key not in known]
         known |= set(variables)
-        sizes.append(sum(
-            tf.as_dtype(v.dtype).size * math.prod(n or _ROWS for n in v.shape)
-            for v in [*call.outputs, *new]
-        ))
+        sizes.append(
+            sum(
+                tf.as_dtype(v.dtype).size * math.prod(n or _ROWS for n in v.shape)
+                for v in [*call.outputs, *new]
+            )
+        )
     return sizes
 
 

@@ -44,7 +44,7 @@ def take_rows(tensor: Any, begin: Any, end: Any) -> Any:
         indices, values = (tf.gather(v, taken) for v in (tensor.indices, tensor.values))
         return sparse_rows(tensor, indices[:, 0] - begin, indices, values, end - begin)
     if isinstance(tensor, tf.RaggedTensor):
-        return tensor[begin[0]:end[0]]
+        return tensor[begin[0] : end[0]]
     return tf.strided_slice(tensor, begin, end)
 
 
@@ -53,7 +53,9 @@ def gather_rows(tensor: Any, index: tf.Tensor) -> Any:
     if not isinstance(tensor, tf.SparseTensor):
         return tf.gather(tensor, index)
     by_row = tf.RaggedTensor.from_value_rowids(
-        tf.range(tf.size(tensor.values)), tensor.indices[:, 0], tensor.dense_shape[0],
+        tf.range(tf.size(tensor.values)),
+        tensor.indices[:, 0],
+        tensor.dense_shape[0],
         validate=False,
     )
     taken = tf.gather(by_row, index)
@@ -71,7 +73,10 @@ def join_rows(tensors: Sequence[Any]) -> Any:
 
 
 def sparse_rows(
-    like: tf.SparseTensor, rows: tf.Tensor, indices: tf.Tensor, values: tf.Tensor,
+    like: tf.SparseTensor,
+    rows: tf.Tensor,
+    indices: tf.Tensor,
+    values: tf.Tensor,
     num_rows: tf.Tensor,
 ) -> tf.SparseTensor:
     """Makes a sparse tensor [num_rows, ...] from entries with new row numbers.
@@ -89,7 +94,11 @@ def sparse_rows(
 # A dense, ragged or sparse tensor, or its spec or dtype. Or a list, tuple or dict of structures, as
 # in `tf.nest`. None stands for an absent tensor. All tensors of a batch have the same n.
 Structure: TypeAlias = Union[
-    tf.Tensor, tf.RaggedTensor, tf.SparseTensor, Sequence["Structure"], Mapping[str, "Structure"],
+    tf.Tensor,
+    tf.RaggedTensor,
+    tf.SparseTensor,
+    Sequence["Structure"],
+    Mapping[str, "Structure"],
     None,
 ]
 

@@ -21,11 +21,33 @@ _LOOPS = (L.GRU, L.LSTM, L.SimpleRNN)
 # as fast, LSTMs at least 1.03; 512 is as fast, 1024 slower. Large convolutions were not tried.
 _MOST_UNITS = 256
 _BESIDE_LOOPS = (
-    L.GRUCell, L.LSTMCell, L.SimpleRNNCell, L.Bidirectional, L.TimeDistributed, L.InputLayer,
-    L.Embedding, L.CategoryEncoding, L.Masking, L.Rescaling, L.Reshape, L.Flatten, L.RepeatVector,
-    L.Dense, L.Activation, L.ReLU, L.Softmax, L.Dropout, L.SpatialDropout1D, L.GaussianNoise,
-    L.LayerNormalization, L.BatchNormalization, L.GlobalAveragePooling1D, L.GlobalMaxPooling1D,
-    L.Add, L.Concatenate, L.Multiply,
+    L.GRUCell,
+    L.LSTMCell,
+    L.SimpleRNNCell,
+    L.Bidirectional,
+    L.TimeDistributed,
+    L.InputLayer,
+    L.Embedding,
+    L.CategoryEncoding,
+    L.Masking,
+    L.Rescaling,
+    L.Reshape,
+    L.Flatten,
+    L.RepeatVector,
+    L.Dense,
+    L.Activation,
+    L.ReLU,
+    L.Softmax,
+    L.Dropout,
+    L.SpatialDropout1D,
+    L.GaussianNoise,
+    L.LayerNormalization,
+    L.BatchNormalization,
+    L.GlobalAveragePooling1D,
+    L.GlobalMaxPooling1D,
+    L.Add,
+    L.Concatenate,
+    L.Multiply,
 )
 
 
@@ -75,7 +97,8 @@ def small_loops(model: keras.Model) -> bool:
     given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
     return not overrides(model, "compute_loss") and (
         all(
-            loop.units <= _MOST_UNITS and not loop.unroll
+            loop.units <= _MOST_UNITS
+            and not loop.unroll
             and loop.compute_dtype in ("float32", "float64")
             for loop in loops
         )

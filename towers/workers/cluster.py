@@ -106,9 +106,12 @@ def _from_slurm() -> Cluster:
             port_base=_SLURM_PORT, gpus_per_node=count, gpus_per_task=1, auto_set_gpu=False
         )
         # The resolver orders machines as text, but Slurm by number: node2 comes before node10.
-        addresses = sorted(resolver.cluster_spec().as_dict()["worker"], key=lambda name: [
-            int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)
-        ])
+        addresses = sorted(
+            resolver.cluster_spec().as_dict()["worker"],
+            key=lambda name: [
+                int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)
+            ],
+        )
         index, here = resolver.task_id, os.environ.get("SLURMD_NODENAME")
         if here is not None and addresses[index].rpartition(":")[0] != here:
             raise ValueError(f"task {index} is on {here}, and should be at {addresses[index]}")

@@ -1,11 +1,11 @@
 """Ends a process that waits for a lost worker, and names this worker.
 
-    it is killed                   TensorFlow's operations fail in the others: LostWorkerError.
-    is stopped, or never started   It is silent. After the timeout, the others end and name it.
-    hangs between two steps        After the timeout, workers compare how long they have waited. The
-                                   one that has not says where it hangs; all end and name it.
-    hangs before the first step,   It answers, but does not arrive. After 10 times the timeout, or
-    in a step, or completely       10 times the longest phase so far, the others end.
+it is killed                   TensorFlow's operations fail in the others: LostWorkerError.
+is stopped, or never started   It is silent. After the timeout, the others end and name it.
+hangs between two steps        After the timeout, workers compare how long they have waited. The
+                               one that has not says where it hangs; all end and name it.
+hangs before the first step,   It answers, but does not arrive. After 10 times the timeout, or
+in a step, or completely       10 times the longest phase so far, the others end.
 """
 
 import os
@@ -37,8 +37,11 @@ _CAUSE_SECONDS = 20.0  # in which a worker whose tower failed finds its error, a
 _SOON = 2.0  # seconds of waiting before a check whether the other workers have ended
 _PATIENCE = 10  # timeouts for a worker that answers: it may be compiling, or writing a large file
 _ABOUT_WORKERS = (
-    tf.errors.UnavailableError, tf.errors.DeadlineExceededError, tf.errors.InternalError,
-    tf.errors.AbortedError, tf.errors.CancelledError,
+    tf.errors.UnavailableError,
+    tf.errors.DeadlineExceededError,
+    tf.errors.InternalError,
+    tf.errors.AbortedError,
+    tf.errors.CancelledError,
 )
 _GO_ON = "Start the run again with resume=DIR, on any number of workers."
 
@@ -81,8 +84,9 @@ def watched(cluster: Cluster, phase: str) -> Iterator[None]:
                 named = [int(task) for task in re.findall(r"task:(\d+)", str(error))]
                 lost = [w for w in named if w != cluster.index][-1:] or silent(cluster)[:1]
             raise LostWorkerError(
-                _lost(cluster, lost, f"was lost in {phase}") if lost else
-                f"the workers lost each other in {phase}: {' '.join(str(error).split())[-600:]}"
+                _lost(cluster, lost, f"was lost in {phase}")
+                if lost
+                else f"the workers lost each other in {phase}: {' '.join(str(error).split())[-600:]}"
             ) from None
         finally:
             watch.end()
@@ -203,10 +207,14 @@ class _Watch:
             late = np.flatnonzero((waits == 0) & is_late).tolist()
             if late and ((waits == 1) & is_late).any() and self._doing is doing:
                 if doing.phase is not None:
-                    _end(_lost(
-                        self._cluster, late, f"did not come to {doing.phase} for {own:.0f} "
-                        "seconds, and the log there says where it hangs",
-                    ))
+                    _end(
+                        _lost(
+                            self._cluster,
+                            late,
+                            f"did not come to {doing.phase} for {own:.0f} "
+                            "seconds, and the log there says where it hangs",
+                        )
+                    )
                 if self._cluster.index in late:
                     _say(
                         f"the others wait for this worker, which has hung for {own:.0f} seconds"

@@ -37,7 +37,9 @@ class WorkerCollectives:
     def all_gather(self, value: tf.Tensor) -> tf.Tensor:
         """Gathers [n, ...], the same shape in every worker, to [W, n, ...], in worker order."""
         gathered = tf.raw_ops.CollectiveGatherV2(
-            input=_on_the_wire(value)[tf.newaxis], instance_key=self._key(value), ordering_token=[],
+            input=_on_the_wire(value)[tf.newaxis],
+            instance_key=self._key(value),
+            ordering_token=[],
             **self._group(),
         )
         gathered = tf.ensure_shape(gathered, [self.num_workers, *value.shape])
@@ -67,7 +69,8 @@ class WorkerCollectives:
 
     def _group(self) -> dict[str, object]:
         return {
-            "group_size": self.num_workers, "group_key": self._group_key,
+            "group_size": self.num_workers,
+            "group_key": self._group_key,
             "communication_hint": "ring",  # the only implementation between CPUs
         }
 

@@ -12,8 +12,11 @@ from towers.workers.workers import Workers
 # Keras' other writers, TensorBoard and CSVLogger, share a directory or write equal lines.
 # If the chief alone restored a backup, the workers would continue from different states.
 _WRITERS = {
-    "ModelCheckpoint": ("filepath", "Give it to the chief alone, `callbacks if "
-                        "towers.join_workers().is_chief else []`, or its path the worker's index."),
+    "ModelCheckpoint": (
+        "filepath",
+        "Give it to the chief alone, `callbacks if "
+        "towers.join_workers().is_chief else []`, or its path the worker's index.",
+    ),
     "BackupAndRestore": ("backup_dir", "Use towers.Resume, which saves and restores all workers."),
 }
 

@@ -34,8 +34,10 @@ def examples(*shape):
 def test_inputs_and_outputs_keep_their_names():
     left, right = keras.Input((4,), name="left"), keras.Input((5,), name="right")
     both = layers.Concatenate()([left, right])
-    model = keras.Model({"left": left, "right": right},
-                        {"wide": layers.Dense(3)(both), "narrow": layers.Dense(2)(both)})
+    model = keras.Model(
+        {"left": left, "right": right},
+        {"wide": layers.Dense(3)(both), "narrow": layers.Dense(2)(both)},
+    )
     inputs = {"right": examples(3, 5), "left": examples(3, 4)}
     export_model(model, "new/model")
     expected, found = model(inputs), served("new/model", inputs)
@@ -97,10 +99,18 @@ def test_a_run_exports_its_final_model_and_a_complete_one_or_its_file_does_later
     A line says that divided images are taken, and a file lists the names of the classes.
     """
     write_images(tmp_path / "images")
-    towers.train(config(
-        model="tests.loading:model", dataset="image_folder", data_dir="images", run_dir="run",
-        epochs=1, ema=0.9, learning_rate=0.1, export="first",
-    ))
+    towers.train(
+        config(
+            model="tests.loading:model",
+            dataset="image_folder",
+            data_dir="images",
+            run_dir="run",
+            epochs=1,
+            ema=0.9,
+            learning_rate=0.1,
+            export="first",
+        )
+    )
     assert "\nExport    first holds the model as a SavedModel\n" in capsys.readouterr().out
     towers.train(TrainConfig(resume="run", trust_run_dir=True, export="second"))
     towers.train(TrainConfig(resume="run", trust_run_dir=True))  # nothing is exported anew

@@ -32,10 +32,14 @@ def numbers():
 @pytest.fixture(name="model", scope="module")
 def _model():
     keras.utils.set_random_seed(3)
-    model = keras.Sequential([
-        keras.Input((3,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.5),
-        keras.layers.Dense(3, activation="softmax"),
-    ])
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.5),
+            keras.layers.Dense(3, activation="softmax"),
+        ]
+    )
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -102,8 +106,11 @@ def _run(tmp_path_factory):
         picture(folder / "val" / name / "0.png", value)
     directory = tmp_path_factory.mktemp("runs")
     trained = TrainConfig(
-        dataset="image_folder", data_dir=str(folder), image_size="4x5x1",
-        model="tests.loading:model", batch_size=4,
+        dataset="image_folder",
+        data_dir=str(folder),
+        image_size="4x5x1",
+        model="tests.loading:model",
+        batch_size=4,
     )
     write_config(directory, trained.to_json(), ["cat", "dog"])
     model = loading.model((4, 5, 1), 2)
@@ -128,8 +135,12 @@ def test_images_get_their_paths_and_their_classes_names(run, out, tmp_path):
     for name, value in (("b", 250), ("a", 3), ("c", 240)):
         picture(photos / f"{name}.png", value, (8, 9, 3))
     rows = rows_of(run, out, tmp_path, data_dir=str(photos))
-    assert rows == [["file", "label", "class"], ["a.png", "1", "dog"], ["b.png", "0", "cat"],
-                    ["c.png", "0", "cat"]]
+    assert rows == [
+        ["file", "label", "class"],
+        ["a.png", "1", "dog"],
+        ["b.png", "0", "cat"],
+        ["c.png", "0", "cat"],
+    ]
     file = find_file(str(run), "evaluate")
     with pytest.raises(ValueError, match="photos holds no folder, one for each class"):
         config = file_config(file, {"data_dir": str(photos), "trust_run_dir": True})
@@ -149,8 +160,10 @@ def test_several_outputs_have_their_names_and_the_files_dtype_policy_stays(out, 
     inputs = keras.Input((3,))
     policy = "mixed_bfloat16"
     dense = keras.layers.Dense(4, dtype=policy, name="body")(inputs)
-    heads = {"a": keras.layers.Dense(3, dtype=policy, name="a")(dense),
-             "b": keras.layers.Dense(1, dtype="float32", name="b")(dense)}
+    heads = {
+        "a": keras.layers.Dense(3, dtype=policy, name="a")(dense),
+        "b": keras.layers.Dense(1, dtype="float32", name="b")(dense),
+    }
     model = keras.Model(inputs, heads)
     model.save(tmp_path / "two.keras")
     predict_file(config(), tmp_path / "two.keras", str(tmp_path / "p.npz"), out)
@@ -194,13 +207,27 @@ def test_npz_holds_each_output_by_name(tmp_path):
     assert [p.name for p in path.parent.iterdir()] == ["p.npz"]
 
 
-@pytest.mark.parametrize("files, classes, rows", [
-    ([], [], ["label,probability", "1,0.9", "0,0.75"]),
-    (["a.png", 'b,"c.png'], [], ["file,label,probability", "a.png,1,0.9", '"b,""c.png",0,0.75']),
-    ([], ["cat"], ["label,class,probability", "1,,0.9", "0,cat,0.75"]),  # two outputs, one class
-    (["a", "\udcff"], ["cat", "dog"], ["file,label,class,probability", "a,1,dog,0.9",
-                                       "\udcff,0,cat,0.75"]),  # a name that is no UTF-8
-])
+@pytest.mark.parametrize(
+    "files, classes, rows",
+    [
+        ([], [], ["label,probability", "1,0.9", "0,0.75"]),
+        (
+            ["a.png", 'b,"c.png'],
+            [],
+            ["file,label,probability", "a.png,1,0.9", '"b,""c.png",0,0.75'],
+        ),
+        (
+            [],
+            ["cat"],
+            ["label,class,probability", "1,,0.9", "0,cat,0.75"],
+        ),  # two outputs, one class
+        (
+            ["a", "\udcff"],
+            ["cat", "dog"],
+            ["file,label,class,probability", "a,1,dog,0.9", "\udcff,0,cat,0.75"],
+        ),  # a name that is no UTF-8
+    ],
+)
 def test_csv_holds_the_most_probable_label_and_the_names_that_are_known(
     files, classes, rows, tmp_path
 ):
@@ -210,10 +237,16 @@ def test_csv_holds_the_most_probable_label_and_the_names_that_are_known(
     assert path.read_text(errors="surrogateescape").splitlines() == rows
 
 
-@pytest.mark.parametrize("outputs", [
-    [np.array([[2.0, -1.0]])], [np.array([[0.3, 0.3]])], [np.array([0.5])],
-    [np.array([[1.0, 0.0]])] * 2,
-], ids=["logits", "sums", "rank", "two outputs"])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        [np.array([[2.0, -1.0]])],
+        [np.array([[0.3, 0.3]])],
+        [np.array([0.5])],
+        [np.array([[1.0, 0.0]])] * 2,
+    ],
+    ids=["logits", "sums", "rank", "two outputs"],
+)
 def test_csv_refuses_other_than_probabilities_and_leaves_nothing(outputs, tmp_path):
     with pytest.raises(ValueError, match="a .csv file takes .* Use a file that ends in .npz"):
         write_predictions(str(tmp_path / "p.csv"), dict(enumerate(outputs)))
@@ -233,8 +266,15 @@ def test_an_existing_file_another_kind_and_a_place_that_cannot_be_written_are_re
 @pytest.fixture(name="saved_run")
 def _saved_run(tmp_path):
     config = TrainConfig(
-        dataset="npz", data_dir="x.npz", batch_size=32, num_gpus=8, num_towers=8, cpu_threads=2,
-        device="gpu", export="there", init_from="first.keras",
+        dataset="npz",
+        data_dir="x.npz",
+        batch_size=32,
+        num_gpus=8,
+        num_towers=8,
+        cpu_threads=2,
+        device="gpu",
+        export="there",
+        init_from="first.keras",
     )
     (tmp_path / "config.json").write_text(config.to_json())
     (tmp_path / "final.keras").touch()

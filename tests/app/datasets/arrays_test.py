@@ -35,21 +35,32 @@ def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():
     assert dataset.train[1].dtype == np.int32 and dataset.train[0].dtype == np.float32
 
 
-@pytest.mark.parametrize("x, y, words", [
-    (GOOD[0], GOOD[1][:2], "3 examples, but 2 labels"),
-    (GOOD[0][:0], GOOD[1][:0], "no examples"),
-    (GOOD[0], GOOD[1].astype(float), "labels are float64"),
-    (GOOD[0], np.array([0, -1, 0]), "label -1 of example 1 is out of range; number the classes 0,"),
-    (GOOD[0], np.array([0, 0, 2**40]), "of example 2 is out of range; number the classes 0, 1"),
-    (GOOD[0], np.eye(3, dtype=int), "argmax"),
-    (GOOD[1], GOOD[1], "x has shape (3,)"),
-    (np.zeros((3, 0)), GOOD[1], "x has shape (3, 0)"),
-    (np.array([["a"]] * 3), GOOD[1], "x has dtype <U1"),
-    (np.array([[None]] * 3), GOOD[1], "x has dtype object"),
-    ([[1], [2, 3], [4]], GOOD[1], "x (list) is no array"),
-    (np.full((3, 2), 1e300), GOOD[1], "example 0 holds inf"),
-    (GOOD[0] * 1j, GOOD[1], "x has dtype complex64, but must hold real numbers: give both parts"),
-])
+@pytest.mark.parametrize(
+    "x, y, words",
+    [
+        (GOOD[0], GOOD[1][:2], "3 examples, but 2 labels"),
+        (GOOD[0][:0], GOOD[1][:0], "no examples"),
+        (GOOD[0], GOOD[1].astype(float), "labels are float64"),
+        (
+            GOOD[0],
+            np.array([0, -1, 0]),
+            "label -1 of example 1 is out of range; number the classes 0,",
+        ),
+        (GOOD[0], np.array([0, 0, 2**40]), "of example 2 is out of range; number the classes 0, 1"),
+        (GOOD[0], np.eye(3, dtype=int), "argmax"),
+        (GOOD[1], GOOD[1], "x has shape (3,)"),
+        (np.zeros((3, 0)), GOOD[1], "x has shape (3, 0)"),
+        (np.array([["a"]] * 3), GOOD[1], "x has dtype <U1"),
+        (np.array([[None]] * 3), GOOD[1], "x has dtype object"),
+        ([[1], [2, 3], [4]], GOOD[1], "x (list) is no array"),
+        (np.full((3, 2), 1e300), GOOD[1], "example 0 holds inf"),
+        (
+            GOOD[0] * 1j,
+            GOOD[1],
+            "x has dtype complex64, but must hold real numbers: give both parts",
+        ),
+    ],
+)
 @pytest.mark.parametrize("place", [0, 1])
 def test_arrays_that_are_no_classes_are_an_error_that_names_the_split(x, y, words, place):
     splits = [(x, y), GOOD] if place == 0 else [GOOD, (x, y)]
@@ -71,7 +82,9 @@ def test_floats_become_keras_floats_and_all_else_stays():
     x = {"a": A, "b": np.arange(4, dtype="uint8"), "c": np.array([True, False, True, False])}
     found, y = split((x, np.arange(4, dtype="int64")))
     assert {k: v.dtype.name for k, v in found.items()} == {
-        "a": "float32", "b": "uint8", "c": "bool"
+        "a": "float32",
+        "b": "uint8",
+        "c": "bool",
     }
     assert y.dtype == np.int64
     np.testing.assert_array_equal(found["a"], A)
@@ -93,16 +106,19 @@ def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
     assert [part.shape for part in split((A, A, np.ones(4)))] == [(4, 3), (4, 3), (4,)]
 
 
-@pytest.mark.parametrize(("value", "message"), [
-    (({"a": A}, A[:3]), r"parts differ in length: x\['a'\] 4, y 3 examples"),
-    (A[:0], "no examples; give at least one"),
-    (({"a": A * 1j}, A), r"x\['a'\] has dtype complex128.*give both parts"),
-    (({"a": np.array(["x"] * 4)}, A), r"x\['a'\] has dtype <U1.*TextVectorization"),
-    ((A, [[1], [1, 2], [3], [4]]), r"y \(list\) is no array .*: pad its rows .* tf.Ragged"),
-    ((A, 3.0), "y is one number, but must be"),
-    ((A, np.where(A > 10, np.nan, A)), r"example 3 holds nan \(at y\[3, 2\]\)"),
-    ((A, None, np.ones(4)), "sample weights need y"),
-])
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (({"a": A}, A[:3]), r"parts differ in length: x\['a'\] 4, y 3 examples"),
+        (A[:0], "no examples; give at least one"),
+        (({"a": A * 1j}, A), r"x\['a'\] has dtype complex128.*give both parts"),
+        (({"a": np.array(["x"] * 4)}, A), r"x\['a'\] has dtype <U1.*TextVectorization"),
+        ((A, [[1], [1, 2], [3], [4]]), r"y \(list\) is no array .*: pad its rows .* tf.Ragged"),
+        ((A, 3.0), "y is one number, but must be"),
+        ((A, np.where(A > 10, np.nan, A)), r"example 3 holds nan \(at y\[3, 2\]\)"),
+        ((A, None, np.ones(4)), "sample weights need y"),
+    ],
+)
 def test_what_is_no_such_data_is_refused_in_one_line(value, message):
     with pytest.raises(ValueError, match=rf"mine \(train\): .*{message}") as error:
         split(value)
@@ -171,8 +187,10 @@ def test_an_error_names_the_file_and_what_is_wrong(archive, tmp_path):
     for path, message in (
         (archive(x_test=x), "(x_test, y_test): example 1 holds nan"),
         (str(tmp_path / "nothing.npz"), "No such file or directory"),
-        (str(tmp_path), "it is no regular"), (str(tmp_path / "pipe"), "it is no regular file"),
-        (str(tmp_path / "text"), "not an .npz"), (str(tmp_path / "one.npy"), "not an .npz"),
+        (str(tmp_path), "it is no regular"),
+        (str(tmp_path / "pipe"), "it is no regular file"),
+        (str(tmp_path / "text"), "not an .npz"),
+        (str(tmp_path / "one.npy"), "not an .npz"),
     ):
         told = refusal(load, "npz", path)
         assert told.startswith(path) and message in told
@@ -251,18 +269,21 @@ def test_user_tf_data_is_read_and_counted(user_module):
     assert isinstance(dataset.train, tf.data.Dataset)
 
 
-@pytest.mark.parametrize("expression, words", [
-    ("None", "returned a NoneType"),
-    ("(1, 2)", "is (int, int)"),
-    (f"({SLICES}.batch(2),) * 2", "add .unbatch()"),
-    (f"({SLICES}.repeat(),) * 2", "repeats forever"),
-    (f"({SLICES}.take(0),) * 2", "no examples"),
-    (f"({SLICES}.map(lambda x, y: x),) * 2", "must be (x, y)"),
-    (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
-    (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
-    (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
-    (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples have shapes (1,)"),
-])
+@pytest.mark.parametrize(
+    "expression, words",
+    [
+        ("None", "returned a NoneType"),
+        ("(1, 2)", "is (int, int)"),
+        (f"({SLICES}.batch(2),) * 2", "add .unbatch()"),
+        (f"({SLICES}.repeat(),) * 2", "repeats forever"),
+        (f"({SLICES}.take(0),) * 2", "no examples"),
+        (f"({SLICES}.map(lambda x, y: x),) * 2", "must be (x, y)"),
+        (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
+        (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
+        (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
+        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples have shapes (1,)"),
+    ],
+)
 def test_user_function_that_returns_something_else_is_refused(user_module, expression, words):
     user_module(f"def load(): return {expression}")
     message = refusal(load, "user_data:load")

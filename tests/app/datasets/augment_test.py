@@ -26,10 +26,13 @@ def made():
 
 
 def layers():
-    return keras.Sequential([
-        keras.layers.RandomFlip("horizontal"), keras.layers.RandomTranslation(0.2, 0.2),
-        keras.layers.RandomContrast(0.5, value_range=(0, 1)),
-    ])
+    return keras.Sequential(
+        [
+            keras.layers.RandomFlip("horizontal"),
+            keras.layers.RandomTranslation(0.2, 0.2),
+            keras.layers.RandomContrast(0.5, value_range=(0, 1)),
+        ]
+    )
 
 
 @pytest.fixture(name="splits", scope="module")
@@ -43,7 +46,10 @@ def by_example(split, batch_size=4, epoch=1, start_step=0, seed=3, name="crop_fl
     plain, changed = (
         input_lib.shuffled_batches(
             input_lib.load_examples(split, InputOptions(augment=augment, **options)),
-            batch_size, seed, epoch, start_step,
+            batch_size,
+            seed,
+            epoch,
+            start_step,
         )
         for augment in (None, name)
     )
@@ -76,11 +82,13 @@ def test_another_seed_or_epoch_gives_other_examples_and_each_example_its_own(spl
     first = by_example(splits["arrays"], name=f"{ME}:shift")
     assert by_example(splits["arrays"], name=f"{ME}:shift", epoch=2) != first
     assert by_example(splits["arrays"], name=f"{ME}:shift", seed=4) != first
-    amounts = {np.frombuffer(after, np.float32)[0] - np.frombuffer(before, np.float32)[0]
-               for before, after in first.items()}
+    amounts = {
+        np.frombuffer(after, np.float32)[0] - np.frombuffer(before, np.float32)[0]
+        for before, after in first.items()
+    }
     assert len(amounts) == COUNT
     examples = input_lib.load_examples(splits["arrays"], InputOptions(augment="crop_flip"))
-    (x, _), = input_lib.ordered_batches(examples, COUNT)  # evaluation
+    ((x, _),) = input_lib.ordered_batches(examples, COUNT)  # evaluation
     np.testing.assert_array_equal(x, splits["arrays"][0])
 
 
@@ -94,7 +102,7 @@ def test_a_small_image_is_padded_cropped_at_each_offset_and_mirrored():
     crops = {}
     for down in range(9):
         for right in range(9):
-            crop = padded[down:down + 6, right:right + 5]
+            crop = padded[down : down + 6, right : right + 5]
             crops[crop.tobytes()] = crops[crop[:, ::-1].tobytes()] = (down, right)
     crop_flip = augment_lib.load("crop_flip", SPEC)
     found = [crops[crop_flip(x, seed).numpy().tobytes()] for seed in seeds(120)]
@@ -105,8 +113,10 @@ def test_of_a_large_image_a_part_is_resized_to_its_size():
     ramp = tf.linspace(0.0, 1.0, 80)
     x = tf.stack([tf.repeat(ramp[tf.newaxis], 70, 0), tf.repeat(ramp[:70, tf.newaxis], 80, 1)], 2)
     crop_flip = augment_lib.load("crop_flip", tf.TensorSpec((None, 70, 80, 2)))
-    widths = [float(tf.reduce_max(y) - tf.reduce_min(y)) for y in
-              (crop_flip(x, seed)[..., 0] for seed in seeds(20))]
+    widths = [
+        float(tf.reduce_max(y) - tf.reduce_min(y))
+        for y in (crop_flip(x, seed)[..., 0] for seed in seeds(20))
+    ]
     assert min(widths) < 0.5 < max(widths) <= 1.0  # of 8% to all of the area
     left = [float(y[0, -1, 0] - y[0, 0, 0]) for y in (crop_flip(x, seed) for seed in seeds(20))]
     assert min(left) < 0 < max(left)
@@ -128,24 +138,31 @@ def norm():
     return keras.layers.BatchNormalization(center=False, scale=False)
 
 
-@pytest.mark.parametrize(("name", "message"), [
-    ("crop", "augment ('crop') must be crop_flip or package.module:function. For layers of"),
-    (f"{ME}:stateful", "uses RandomUniform, which does not draw from the example's seed"),
-    (f"{ME}:smaller", "makes float32 (5, 5, 3) of float32 (6, 5, 3)"),
-    (f"{ME}:dense", "has weights to train, which nothing would train"),
-    (f"{ME}:norm", "changes from call to call"),
-    (f"{ME}:by_example", "must be a function (x, seed) -> x"),
-])
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("crop", "augment ('crop') must be crop_flip or package.module:function. For layers of"),
+        (f"{ME}:stateful", "uses RandomUniform, which does not draw from the example's seed"),
+        (f"{ME}:smaller", "makes float32 (5, 5, 3) of float32 (6, 5, 3)"),
+        (f"{ME}:dense", "has weights to train, which nothing would train"),
+        (f"{ME}:norm", "changes from call to call"),
+        (f"{ME}:by_example", "must be a function (x, seed) -> x"),
+    ],
+)
 def test_a_function_that_cannot_augment_or_repeat_is_an_error_of_one_line(name, message):
     assert message in refusal(augment_lib.load, name, SPEC)
 
 
 @pytest.mark.telling("<lambda>1")
-@pytest.mark.parametrize("kind", [
-    keras.layers.RandAugment, keras.layers.RandomElasticTransform,
-    lambda **options: keras.layers.RandomPosterization(4, **options),
-    lambda **options: keras.layers.RandomErasing(**options),
-])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        keras.layers.RandAugment,
+        keras.layers.RandomElasticTransform,
+        lambda **options: keras.layers.RandomPosterization(4, **options),
+        lambda **options: keras.layers.RandomErasing(**options),
+    ],
+)
 def test_layers_draw_only_from_the_seed_of_an_example(kind, monkeypatch):
     def function():
         return augment_lib.load(f"{ME}:made", SPEC)

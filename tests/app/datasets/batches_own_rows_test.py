@@ -79,9 +79,17 @@ print(json.dumps(counts))
 
 
 def run(count, run_dir, **options):
-    values = {"model": "tests.loading:model", "num_towers": 2, "num_gpus": 1, "batch_size": 10,
-              "epochs": 1, "run_dir": str(run_dir), "augment": "crop_flip", "optimizer": "sgd",
-              **options}
+    values = {
+        "model": "tests.loading:model",
+        "num_towers": 2,
+        "num_gpus": 1,
+        "batch_size": 10,
+        "epochs": 1,
+        "run_dir": str(run_dir),
+        "augment": "crop_flip",
+        "optimizer": "sgd",
+        **options,
+    }
     return processes.run_all(count, "-c", PROGRAM, json.dumps(values))
 
 
@@ -112,10 +120,13 @@ def test_workers_read_only_the_examples_of_their_towers(source, tmp_path):
 
 
 @pytest.mark.telling("other_order-*")
-@pytest.mark.parametrize("other, expected", [
-    ("other", watch.ANOTHER_BATCH),
-    ("other_order", "differs from the chief in the order of the examples ("),
-])
+@pytest.mark.parametrize(
+    "other, expected",
+    [
+        ("other", watch.ANOTHER_BATCH),
+        ("other_order", "differs from the chief in the order of the examples ("),
+    ],
+)
 def test_workers_whose_sources_or_orders_differ_end_with_an_error(other, expected, tmp_path):
     ended = run(2, tmp_path, dataset="tests.app.datasets.sources:splits", **{other: 1})
     assert all(code == 1 and expected in errors for code, _, errors in ended), ended

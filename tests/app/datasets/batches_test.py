@@ -115,9 +115,17 @@ def streamed():
     return Streamed(tf_data(), "stream", 10)
 
 
-@pytest.mark.parametrize("split", [
-    (X, Y), (X, Y[:, None]), (X, ONE_HOT), (X, Y.astype(np.float32)), tf_data, streamed,
-])
+@pytest.mark.parametrize(
+    "split",
+    [
+        (X, Y),
+        (X, Y[:, None]),
+        (X, ONE_HOT),
+        (X, Y.astype(np.float32)),
+        tf_data,
+        streamed,
+    ],
+)
 def test_each_example_counts_what_its_class_does(split):
     found, notes = weighed(examples(split), TEXT, model(), 3)
     batches = list(shuffled_batches(found, 4, seed=0, epoch=0))
@@ -141,15 +149,18 @@ def test_balanced_counts_the_labels(split):
     np.testing.assert_allclose([weights[Y[x] == c].sum() for c in range(3)], 10 / 3, rtol=1e-6)
 
 
-@pytest.mark.parametrize("split, text, outputs, message", [
-    ((X, Y), "3:1", 3, r"class_weight \(3:1\) names class 3, and the classes are 0 to 2\."),
-    ((X, Y, np.ones(10, np.float32)), TEXT, 3, "beside data that bring sample weights"),
-    ((X,), TEXT, 3, "needs one class an example"),
-    ((X, {"a": Y}), TEXT, 3, "needs one class an example"),
-    ((X, np.stack([Y, Y], 1)), TEXT, 3, "needs one class an example"),  # classes of two tokens
-    ((X, ONE_HOT[:, None]), TEXT, 3, "needs one class an example"),
-    (streamed, "balanced", 3, "give the weight of each class, such as"),
-])
+@pytest.mark.parametrize(
+    "split, text, outputs, message",
+    [
+        ((X, Y), "3:1", 3, r"class_weight \(3:1\) names class 3, and the classes are 0 to 2\."),
+        ((X, Y, np.ones(10, np.float32)), TEXT, 3, "beside data that bring sample weights"),
+        ((X,), TEXT, 3, "needs one class an example"),
+        ((X, {"a": Y}), TEXT, 3, "needs one class an example"),
+        ((X, np.stack([Y, Y], 1)), TEXT, 3, "needs one class an example"),  # classes of two tokens
+        ((X, ONE_HOT[:, None]), TEXT, 3, "needs one class an example"),
+        (streamed, "balanced", 3, "give the weight of each class, such as"),
+    ],
+)
 def test_class_weights_of_other_labels_are_errors(split, text, outputs, message):
     with pytest.raises(ValueError, match=message):
         weighed(examples(split), text, model(outputs), None)

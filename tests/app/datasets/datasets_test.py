@@ -23,15 +23,21 @@ from towers.app.datasets.idx import FILE_NAMES, read_idx
 
 def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
     message = refusal(load, "fashion-mnist")
-    assert ("mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic, array_record, "
-            "tfrecord") in message
+    assert (
+        "mnist, fashion_mnist, cifar10, music, image_folder, npz, synthetic, array_record, tfrecord"
+    ) in message
     assert "package.module:function" in message and "Did you mean 'fashion_mnist'?" in message
 
 
-@pytest.mark.parametrize(("name", "argument", "value"), [
-    ("cifar10", "data_dir", "somewhere"), ("json:loads", "data_dir", "somewhere"),
-    ("mnist", "features", "a:b"), ("mnist", "image_size", (8, 6, None)),
-])
+@pytest.mark.parametrize(
+    ("name", "argument", "value"),
+    [
+        ("cifar10", "data_dir", "somewhere"),
+        ("json:loads", "data_dir", "somewhere"),
+        ("mnist", "features", "a:b"),
+        ("mnist", "image_size", (8, 6, None)),
+    ],
+)
 def test_an_argument_that_has_no_effect_is_refused(name, argument, value):
     given = {argument: value}
     message = refusal(lambda: datasets.load(name, input_shape=(1,), num_classes=1, **given))
@@ -96,16 +102,26 @@ ROW = ", ".join(map(str, range(50)))
 MELODY = gzip.compress(ROW.encode(), mtime=0)
 
 
-@pytest.mark.parametrize("content, message", [
-    (gzip.compress(ROW.replace("49", "128").encode()), "note 49 of row 0 is 128, not in 0 to 127"),
-    (gzip.compress(ROW.replace("7,", "-7,", 1).encode()), "note 7 of row 0 is -7, not in 0 to 1"),
-    (gzip.compress((ROW + ", 1").encode()), "it has 1 rows of 51 notes, not of 50"),
-    (gzip.compress(b"", mtime=0), "it has 0 rows"),
-    (gzip.compress(ROW.replace("49", "4.5").encode()), "cannot be read: .*4.5"),
-    (gzip.compress(f"{ROW}\n1, 2".encode(), mtime=0), "cannot be read"),
-    (MELODY[:-20], "cannot be read"), (b"no gzip", "cannot be read: .*Not a gzipped file"),
-    (None, "cannot be read: No such file or directory"),
-])
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (
+            gzip.compress(ROW.replace("49", "128").encode()),
+            "note 49 of row 0 is 128, not in 0 to 127",
+        ),
+        (
+            gzip.compress(ROW.replace("7,", "-7,", 1).encode()),
+            "note 7 of row 0 is -7, not in 0 to 1",
+        ),
+        (gzip.compress((ROW + ", 1").encode()), "it has 1 rows of 51 notes, not of 50"),
+        (gzip.compress(b"", mtime=0), "it has 0 rows"),
+        (gzip.compress(ROW.replace("49", "4.5").encode()), "cannot be read: .*4.5"),
+        (gzip.compress(f"{ROW}\n1, 2".encode(), mtime=0), "cannot be read"),
+        (MELODY[:-20], "cannot be read"),
+        (b"no gzip", "cannot be read: .*Not a gzipped file"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:loadtxt")
 def test_a_directory_of_ones_own_and_what_is_no_such_file(content, message, tmp_path):
     for name in music.FILE_NAMES:
@@ -151,10 +167,13 @@ def test_a_quarter_of_the_memory_fits_and_one_byte_more_does_not(monkeypatch):
     assert dataset.fits(1000) and not dataset.fits(1001)
 
 
-@pytest.mark.parametrize(("groups", "file"), [
-    ("0::/mine\n", "mine/memory.max"),
-    ("3:cpu:/\n2:memory:/mine\n", "memory/mine/memory.limit_in_bytes"),
-])
+@pytest.mark.parametrize(
+    ("groups", "file"),
+    [
+        ("0::/mine\n", "mine/memory.max"),
+        ("3:cpu:/\n2:memory:/mine\n", "memory/mine/memory.limit_in_bytes"),
+    ],
+)
 def test_the_limit_of_the_processs_control_group_counts(groups, file, monkeypatch, tmp_path):
     machine = dataset.usable_memory()
     (tmp_path / "groups").write_text(groups)
@@ -191,22 +210,25 @@ def bomb():
     return b"".join(parts) + compressor.flush()
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (lambda: b"", "unpack"),
-    (lambda: bytes.fromhex("89504e47") + bytes(99), "it begins neither with 00 00 08 01"),
-    (lambda: WHOLE[:2] + b"\x0d" + WHOLE[3:], "it begins neither"),  # float32
-    (lambda: WHOLE[:9], "unpack"),
-    (lambda: WHOLE[:-1], "promises 30 bytes"),
-    (lambda: WHOLE + b"x", "promises 30 bytes"),
-    (lambda: gzip.compress(WHOLE[:-1], mtime=0), "promises 30 bytes"),
-    (lambda: gzip.compress(WHOLE, mtime=0)[:-12], "end-of-stream"),
-    (lambda: gzip.compress(WHOLE, mtime=0)[:-8] + bytes(8), "CRC check failed"),
-    (lambda: gzip.compress(WHOLE, mtime=0) + b"garbage", "Not a gzipped file"),
-    (lambda: idx_bytes(IMAGES[:0]), "promises 0 bytes"),
-    (lambda: BIG, "promises 1,683,627,180,032 bytes"),
-    (lambda: gzip.compress(BIG, mtime=0), "promises 1,683,627,180,032 bytes"),
-    (bomb, "promises 10 bytes; fewer or more follow"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda: b"", "unpack"),
+        (lambda: bytes.fromhex("89504e47") + bytes(99), "it begins neither with 00 00 08 01"),
+        (lambda: WHOLE[:2] + b"\x0d" + WHOLE[3:], "it begins neither"),  # float32
+        (lambda: WHOLE[:9], "unpack"),
+        (lambda: WHOLE[:-1], "promises 30 bytes"),
+        (lambda: WHOLE + b"x", "promises 30 bytes"),
+        (lambda: gzip.compress(WHOLE[:-1], mtime=0), "promises 30 bytes"),
+        (lambda: gzip.compress(WHOLE, mtime=0)[:-12], "end-of-stream"),
+        (lambda: gzip.compress(WHOLE, mtime=0)[:-8] + bytes(8), "CRC check failed"),
+        (lambda: gzip.compress(WHOLE, mtime=0) + b"garbage", "Not a gzipped file"),
+        (lambda: idx_bytes(IMAGES[:0]), "promises 0 bytes"),
+        (lambda: BIG, "promises 1,683,627,180,032 bytes"),
+        (lambda: gzip.compress(BIG, mtime=0), "promises 1,683,627,180,032 bytes"),
+        (bomb, "promises 10 bytes; fewer or more follow"),
+    ],
+)
 def test_a_damaged_file_is_an_error_with_its_name_in_little_memory(content, message, tmp_path):
     path = tmp_path / "train-images-idx3-ubyte"
     path.write_bytes(content())
@@ -290,10 +312,17 @@ def test_a_pipe_or_a_missing_directory_is_an_error(idx_dir, tmp_path):
         assert message.startswith(f"data_dir ({data_dir}) lacks t") and "is a file there" in message
 
 
-@pytest.mark.parametrize(("file", "dataset"), [
-    ("cats/1.jpg", "image_folder"), ("train/cats/1.PNG", "image_folder"), ("data.npz", "npz"),
-    ("train/1.tfrecord.gz", "tfrecord"), ("train-1.array_record", "array_record"), ("a/b.txt", ""),
-])
+@pytest.mark.parametrize(
+    ("file", "dataset"),
+    [
+        ("cats/1.jpg", "image_folder"),
+        ("train/cats/1.PNG", "image_folder"),
+        ("data.npz", "npz"),
+        ("train/1.tfrecord.gz", "tfrecord"),
+        ("train-1.array_record", "array_record"),
+        ("a/b.txt", ""),
+    ],
+)
 def test_data_of_another_kind_name_their_data_set(tmp_path, idx_dir, file, dataset):
     path = tmp_path / "photos" / file
     path.parent.mkdir(parents=True)
@@ -305,14 +334,23 @@ def test_data_of_another_kind_name_their_data_set(tmp_path, idx_dir, file, datas
     assert "lacks t10k-labels" in refusal(load, "mnist", begun)
 
 
-@pytest.mark.parametrize(("replaced", "words"), [
-    ({"t10k_labels": None}, ["data_dir (", "lacks t10k-labels", "t10k-labels.idx1-ubyte.gz"]),
-    ({"train_images": examples(6)[1], "train_labels": examples(6)[0]}, ["train-images", "swapped"]),
-    ({"t10k_labels": examples(3)[0]}, ["t10k-labels", "labels are 1-dimensional"]),
-    ({"train_labels": examples(5)[1]}, ["train-images", "train-labels", "6 examples", "5 labels"]),
-    ({"t10k_labels": np.array([9, 10, 0], np.uint8)}, ["t10k-labels", "label 10 of example 1"]),
-    ({"t10k_images": examples(3, (4, 6))[0]}, ["(4, 6, 1)", "(4, 5, 1)"]),
-])
+@pytest.mark.parametrize(
+    ("replaced", "words"),
+    [
+        ({"t10k_labels": None}, ["data_dir (", "lacks t10k-labels", "t10k-labels.idx1-ubyte.gz"]),
+        (
+            {"train_images": examples(6)[1], "train_labels": examples(6)[0]},
+            ["train-images", "swapped"],
+        ),
+        ({"t10k_labels": examples(3)[0]}, ["t10k-labels", "labels are 1-dimensional"]),
+        (
+            {"train_labels": examples(5)[1]},
+            ["train-images", "train-labels", "6 examples", "5 labels"],
+        ),
+        ({"t10k_labels": np.array([9, 10, 0], np.uint8)}, ["t10k-labels", "label 10 of example 1"]),
+        ({"t10k_images": examples(3, (4, 6))[0]}, ["(4, 6, 1)", "(4, 5, 1)"]),
+    ],
+)
 def test_files_that_do_not_fit_together_are_an_error_that_names_them(idx_dir, replaced, words):
     message = refusal(load, "mnist", idx_dir(**replaced))
     assert all(word in message for word in words)

@@ -64,7 +64,7 @@ def damage(path):
 def order(epoch, seed=0):
     """Which images an epoch trains on, one after the other: those of any indexed examples."""
     numbers = input_lib.load_examples((np.arange(NUM_TRAIN),))
-    (x,), = input_lib.shuffled_batches(numbers, NUM_TRAIN, seed, epoch)
+    ((x,),) = input_lib.shuffled_batches(numbers, NUM_TRAIN, seed, epoch)
     return x.numpy()
 
 
@@ -76,8 +76,10 @@ def test_images_that_take_more_than_a_share_of_the_memory_give_the_same_batches(
     folder, monkeypatch
 ):
     in_memory = load_examples(folder)
-    memory = {"SC_PHYS_PAGES": 4 * 6 * 7 * 3 * 4,  # four images in float32
-              "SC_PAGE_SIZE": NUM_TRAIN + NUM_TEST}
+    memory = {
+        "SC_PHYS_PAGES": 4 * 6 * 7 * 3 * 4,  # four images in float32
+        "SC_PAGE_SIZE": NUM_TRAIN + NUM_TEST,
+    }
     monkeypatch.setattr(dataset.os, "sysconf", memory.get)
     assert isinstance(loading.load("image_folder", str(folder)).train, tuple)
     memory["SC_PAGE_SIZE"] -= 1
@@ -95,7 +97,7 @@ def test_a_later_start_decodes_only_what_is_left(folder):
     train, _ = load_examples(folder)
     whole = bits(input_lib.shuffled_batches(train, BATCH, seed=1, epoch=2))
     for start_step in 1, 2, 4:
-        for index in order(2, seed=1)[:BATCH * start_step]:
+        for index in order(2, seed=1)[: BATCH * start_step]:
             damage(path_of(train, index))
         batches = input_lib.shuffled_batches(train, BATCH, 1, 2, start_step)
         assert bits(batches) == whole[start_step:]
@@ -202,8 +204,10 @@ def smooth(height, width):
 COLORS = Image.fromarray(smooth(40, 60).astype(np.uint8))
 TWELVE_BITS = (np.arange(40 * 60).reshape(40, 60) % 4096).astype(np.uint16)
 TURNS = {
-    3: Image.Transpose.ROTATE_180, 5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90, 8: Image.Transpose.ROTATE_270,
+    3: Image.Transpose.ROTATE_180,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_90,
+    8: Image.Transpose.ROTATE_270,
 }
 
 
@@ -262,16 +266,21 @@ def test_an_image_is_decoded_upright_in_its_colors_and_all_its_bits(kind, tmp_pa
 FLOATS = Image.fromarray(np.ones((3, 4), np.float32))
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    (lambda: b"", "no image that TensorFlow or Pillow knows"),
-    (lambda: b"no image", "no image that TensorFlow or Pillow knows"),
-    (lambda: b"\x89PNG\r\n\x1a\n" + bytes(30), ""),
-    (lambda: b"\xff\xd8\xff\xe0" + bytes(50), ""),
-    (lambda: b"\xff\xd8\xff\xe0\0\1", ""),
-    (lambda: encoded(COLORS, "PNG")[:-50], ""), (lambda: encoded(COLORS, "JPEG")[:-500], ""),
-    (lambda: encoded(COLORS, "GIF")[:-500], ""), (lambda: encoded(COLORS, "BMP")[:-50], ""),
-    (lambda: encoded(FLOATS, "TIFF"), "32-bit numbers without a known range"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (lambda: b"", "no image that TensorFlow or Pillow knows"),
+        (lambda: b"no image", "no image that TensorFlow or Pillow knows"),
+        (lambda: b"\x89PNG\r\n\x1a\n" + bytes(30), ""),
+        (lambda: b"\xff\xd8\xff\xe0" + bytes(50), ""),
+        (lambda: b"\xff\xd8\xff\xe0\0\1", ""),
+        (lambda: encoded(COLORS, "PNG")[:-50], ""),
+        (lambda: encoded(COLORS, "JPEG")[:-500], ""),
+        (lambda: encoded(COLORS, "GIF")[:-500], ""),
+        (lambda: encoded(COLORS, "BMP")[:-50], ""),
+        (lambda: encoded(FLOATS, "TIFF"), "32-bit numbers without a known range"),
+    ],
+)
 def test_what_is_no_whole_image_is_an_error_with_its_name(content, message, tmp_path):
     (tmp_path / "x.png").write_bytes(content())
     files = ImageFiles(tmp_path, ["x.png"], np.zeros(1, np.int32), (3, 4, 3))

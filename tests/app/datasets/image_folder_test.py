@@ -57,9 +57,14 @@ def test_images_come_by_class_then_by_name(folder, name):
         assert numbers(load(folder).test) == [(6, 0), (7, 1)]
 
 
-@pytest.mark.parametrize("shape, expected", [
-    ((8, 9, 3), (8, 9, 3)), ((None, None, 1), (4, 5, 1)), ((), (4, 5, 1)),
-])
+@pytest.mark.parametrize(
+    "shape, expected",
+    [
+        ((8, 9, 3), (8, 9, 3)),
+        ((None, None, 1), (4, 5, 1)),
+        ((), (4, 5, 1)),
+    ],
+)
 def test_a_flat_folder_is_read_by_name_in_the_models_size(shape, expected, tmp_path, folder):
     flat = tmp_path / "flat"
     for index, name in enumerate(("z", "b", "a")):
@@ -93,7 +98,7 @@ def test_class_folders_may_be_links_as_in_keras(tmp_path, part):
         write(tmp_path / "store" / f"{'ab'[index % 2]}" / "new" / f"{index}.png", index)
     top, test = tmp_path / "data" / part, tmp_path / "data" / "val"
     for name in "ab":
-        for folder in (top, test)[:2 if part else 1]:
+        for folder in (top, test)[: 2 if part else 1]:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(tmp_path / "store" / name)
     (tmp_path / "store" / "a" / "loop").symlink_to(tmp_path / "store")
@@ -145,8 +150,10 @@ def test_a_class_without_an_image_to_train_or_test_on_is_warned_of(tmp_path):
     for name in ("b/0.png", "c/2.png"):  # their hashes: one tests, the other trains
         write(tmp_path / name, 1)
     said = [line.partition(". ")[0] for line in load(tmp_path).warnings]
-    assert said == [f"1 of 3 classes have no image to {use} on, such as {name}"
-                    for use, name in (("train", "b"), ("test", "c"))]
+    assert said == [
+        f"1 of 3 classes have no image to {use} on, such as {name}"
+        for use, name in (("train", "b"), ("test", "c"))
+    ]
 
 
 def test_every_fifth_image_tests_by_its_own_name(tmp_path):
@@ -218,12 +225,24 @@ def moved(folder):
         (folder / part).rename(folder / "photos" / part.title())
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (moved, "/photos, or give"),
-    (lambda folder: write(folder / "test" / "c" / "1.png", 0), "different classes: c in only one"),
-    (lambda folder: (folder / "train").rename(folder / "val"), "holds test, val, but no folder t"),
-    (lambda folder: (folder / "test").rename(folder / "others"), "but no folder val or valid or v"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (moved, "/photos, or give"),
+        (
+            lambda folder: write(folder / "test" / "c" / "1.png", 0),
+            "different classes: c in only one",
+        ),
+        (
+            lambda folder: (folder / "train").rename(folder / "val"),
+            "holds test, val, but no folder t",
+        ),
+        (
+            lambda folder: (folder / "test").rename(folder / "others"),
+            "but no folder val or valid or v",
+        ),
+    ],
+)
 def test_folders_that_are_no_split_are_an_error_with_the_forms(folder, change, message):
     change(folder)
     assert message in refusal(load, folder)

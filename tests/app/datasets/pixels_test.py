@@ -44,15 +44,20 @@ def taken(split, restored=()):
     """All x of a split, as a step gets them, in order and with their dtype."""
     options = InputOptions(shuffle_buffer=1)
     examples = batches.load_examples(split, options, restored)
-    (x, _), = batches.ordered_batches(examples, COUNT)
+    ((x, _),) = batches.ordered_batches(examples, COUNT)
     return x.numpy()
 
 
 @pytest.mark.telling("arrays-False", "tf.data-False", "source-False", "npz-False")
-@pytest.mark.parametrize(("container", "custom_loss"), [
-    (container, custom_loss) for container in CONTAINERS for custom_loss in (False, True)
-    if (container, custom_loss) != ("lists", True)  # several inputs
-])
+@pytest.mark.parametrize(
+    ("container", "custom_loss"),
+    [
+        (container, custom_loss)
+        for container in CONTAINERS
+        for custom_loss in (False, True)
+        if (container, custom_loss) != ("lists", True)  # several inputs
+    ],
+)
 def test_uint8_images_alone_are_divided_in_every_container_for_every_task_and_that_is_said(
     container, custom_loss, tmp_path
 ):
@@ -119,18 +124,21 @@ def adapted(pixels):
 
 @pytest.mark.telling("*-arrays", "<lambda>-True0-*")
 @pytest.mark.parametrize("container", ["arrays", "tf.data", "source"])
-@pytest.mark.parametrize("make, scales", [
-    (lambda: image_model(keras.layers.Rescaling(1 / 255)), True),
-    (lambda: image_model(image_model(keras.layers.Rescaling(1 / 127.5, offset=-1))), True),
-    (lambda: adapted(IMAGES.astype("float32")), True),
-    (lambda: on_inputs(lambda x: x / 255.0), True),
-    (lambda: on_inputs(lambda x: 2 * ((x - 127.5) / 64)), True),
-    (lambda: image_model(), False),
-    (lambda: image_model(keras.layers.Rescaling(2.0, offset=-1)), False),
-    (lambda: adapted(DIVIDED), False),
-    (lambda: on_inputs(lambda x: (x - 0.485) / 0.229), False),
-    (lambda: on_inputs(lambda x: keras.layers.Dense(5)(x) * 127.5 + 127.5), False),
-])
+@pytest.mark.parametrize(
+    "make, scales",
+    [
+        (lambda: image_model(keras.layers.Rescaling(1 / 255)), True),
+        (lambda: image_model(image_model(keras.layers.Rescaling(1 / 127.5, offset=-1))), True),
+        (lambda: adapted(IMAGES.astype("float32")), True),
+        (lambda: on_inputs(lambda x: x / 255.0), True),
+        (lambda: on_inputs(lambda x: 2 * ((x - 127.5) / 64)), True),
+        (lambda: image_model(), False),
+        (lambda: image_model(keras.layers.Rescaling(2.0, offset=-1)), False),
+        (lambda: adapted(DIVIDED), False),
+        (lambda: on_inputs(lambda x: (x - 0.485) / 0.229), False),
+        (lambda: on_inputs(lambda x: keras.layers.Dense(5)(x) * 127.5 + 127.5), False),
+    ],
+)
 def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, container):
     if scales is False and container != "arrays":
         return
@@ -142,12 +150,16 @@ def test_a_model_that_scales_images_gets_0_to_255_exactly(make, scales, containe
     assert (SAID in scaled.notes) is not scales
 
 
-@pytest.mark.parametrize("split", [
-    lambda: ((IMAGES, LABELS),),
-    lambda: ((IMAGES, LABELS), LABELS, LABELS),
-    lambda: ({"b": LABELS, "a": IMAGES}, LABELS),
-    lambda: tf.data.Dataset.from_tensor_slices({"a": IMAGES, "b": LABELS}),
-], ids=["x", "weights", "dict", "x of tf.data"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        lambda: ((IMAGES, LABELS),),
+        lambda: ((IMAGES, LABELS), LABELS, LABELS),
+        lambda: ({"b": LABELS, "a": IMAGES}, LABELS),
+        lambda: tf.data.Dataset.from_tensor_slices({"a": IMAGES, "b": LABELS}),
+    ],
+    ids=["x", "weights", "dict", "x of tf.data"],
+)
 def test_images_among_several_inputs_are_restored_alone(split):
     split = split()
     dataset = from_splits("mine", split, None, custom_loss=True)
@@ -159,24 +171,32 @@ def test_images_among_several_inputs_are_restored_alone(split):
     np.testing.assert_array_equal(image, IMAGES)
     np.testing.assert_array_equal(other, LABELS)
     assert tf.nest.map_structure(len, x) == tf.nest.map_structure(
-        lambda spec: COUNT, keras.utils.unpack_x_y_sample_weight(
-            split.element_spec if isinstance(split, tf.data.Dataset) else split)[0]
+        lambda spec: COUNT,
+        keras.utils.unpack_x_y_sample_weight(
+            split.element_spec if isinstance(split, tf.data.Dataset) else split
+        )[0],
     )
 
 
 def test_a_run_of_a_model_that_scales_images_is_that_of_the_bytes_as_floats():
     given, found = TrainConfig(num_gpus=1, augment="crop_flip"), []
     for x in IMAGES[..., None], IMAGES[..., None].astype("float32"):
-        made = keras.Sequential([
-            keras.Input((4, 5, 1)), keras.layers.Rescaling(1 / 255), keras.layers.Flatten(),
-            keras.layers.Dense(3, "softmax"),
-        ])
+        made = keras.Sequential(
+            [
+                keras.Input((4, 5, 1)),
+                keras.layers.Rescaling(1 / 255),
+                keras.layers.Flatten(),
+                keras.layers.Dense(3, "softmax"),
+            ]
+        )
         objects = UserObjects(made, (x, LABELS), (x, LABELS))
         run = build(objects.named_in(given), objects)
-        assert any("images: 0 to 255 as they are, for 'rescaling" in note for note in run.notes) \
-            is (x.dtype == "uint8"), run.notes
-        found.append([batches.shuffled_batches(run.train, 4, 1, 2),
-                      batches.ordered_batches(run.test, 4)])
+        assert any(
+            "images: 0 to 255 as they are, for 'rescaling" in note for note in run.notes
+        ) is (x.dtype == "uint8"), run.notes
+        found.append(
+            [batches.shuffled_batches(run.train, 4, 1, 2), batches.ordered_batches(run.test, 4)]
+        )
     for ours, theirs in zip(*found, strict=True):
         for (x, y), (expected, labels) in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(x, expected, rtol=1e-6)
@@ -184,9 +204,13 @@ def test_a_run_of_a_model_that_scales_images_is_that_of_the_bytes_as_floats():
 
 
 def model():
-    made = keras.Sequential([
-        keras.Input((4, 5)), keras.layers.Flatten(), keras.layers.Dense(3, "softmax"),
-    ])
+    made = keras.Sequential(
+        [
+            keras.Input((4, 5)),
+            keras.layers.Flatten(),
+            keras.layers.Dense(3, "softmax"),
+        ]
+    )
     made.compile("sgd", "sparse_categorical_crossentropy")
     return made
 

@@ -24,18 +24,21 @@ def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
     rows = Rows([({"b": index, "a": ([1.0, 2.0],)}, (0.5, index)) for index in range(4)])
     split, *_ = split_of(rows, "here", None, custom_loss=False)
     assert [leaf.path for leaf in split.source.leaves] == ["x['a'][0]", "x['b']", "y[0]", "y[1]"]
-    (x, y), = input_lib.ordered_batches(input_lib.load_examples(split), 4)
+    ((x, y),) = input_lib.ordered_batches(input_lib.load_examples(split), 4)
     assert x["b"].numpy().tolist() == y[1].numpy().tolist() == [0, 1, 2, 3]
     assert x["a"][0].shape == (4, 2) and list(x) == ["b", "a"]
     dtypes = {part.dtype for part in tf.nest.flatten((x, y))}
     assert dtypes == {tf.float32, tf.int32}
 
 
-@pytest.mark.parametrize(("rows", "message"), [
-    ([], "here: no examples"),
-    ([(np.zeros(2), 1)], "here: y is a label, .* add NUM_CLASSES = N beside"),
-    ([7], "here: example 0 is a int"),
-])
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([], "here: no examples"),
+        ([(np.zeros(2), 1)], "here: y is a label, .* add NUM_CLASSES = N beside"),
+        ([7], "here: example 0 is a int"),
+    ],
+)
 def test_other_objects_than_sources_of_examples_are_errors(rows, message):
     with pytest.raises(ValueError, match=message):
         split_of(Rows(rows), "here", None, custom_loss=False)
@@ -56,8 +59,10 @@ def test_a_source_that_changes_its_length_is_an_error_in_the_next_epoch():
 
 
 def test_the_digest_is_of_shapes_and_size():
-    digests = [input_lib.digest(read_examples(Pixels(*what))) for what in
-               ((COUNT,), (COUNT,), (COUNT + 1,), (COUNT, (3, 2, 1)))]
+    digests = [
+        input_lib.digest(read_examples(Pixels(*what)))
+        for what in ((COUNT,), (COUNT,), (COUNT + 1,), (COUNT, (3, 2, 1)))
+    ]
     assert digests[0] == digests[1] and len(set(digests)) == 3
 
 

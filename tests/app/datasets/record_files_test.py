@@ -18,14 +18,27 @@ def load(folder, features=f"{ME}:parse", name="tfrecord"):
     return datasets.load(name, str(folder), input_shape=(), num_classes=1, features=features)
 
 
-@pytest.mark.parametrize(("names", "train", "test"), [
-    (["train/b.tfrecord", "train/a.tfrecord", "val/c.tfrecord", "test/d.tfrecord"],
-     ["train/a.tfrecord", "train/b.tfrecord"], ["val/c.tfrecord"]),
-    (["cats-train.tfrecord-00000-of-00002", "cats-train.tfrecord-00001-of-00002",
-      "cats-test.tfrecord-00000-of-00001", "trainer.tfrecord", "README"],
-     ["cats-train.tfrecord-00000-of-00002", "cats-train.tfrecord-00001-of-00002"],
-     ["cats-test.tfrecord-00000-of-00001"]),
-])
+@pytest.mark.parametrize(
+    ("names", "train", "test"),
+    [
+        (
+            ["train/b.tfrecord", "train/a.tfrecord", "val/c.tfrecord", "test/d.tfrecord"],
+            ["train/a.tfrecord", "train/b.tfrecord"],
+            ["val/c.tfrecord"],
+        ),
+        (
+            [
+                "cats-train.tfrecord-00000-of-00002",
+                "cats-train.tfrecord-00001-of-00002",
+                "cats-test.tfrecord-00000-of-00001",
+                "trainer.tfrecord",
+                "README",
+            ],
+            ["cats-train.tfrecord-00000-of-00002", "cats-train.tfrecord-00001-of-00002"],
+            ["cats-test.tfrecord-00000-of-00001"],
+        ),
+    ],
+)
 def test_folders_or_names_say_what_a_file_is_for(tmp_path, names, train, test):
     for name in names:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -144,11 +157,14 @@ def test_a_truncated_file_is_refused_with_its_name(folder, cut):
     assert refusal(load, folder) == f"{path} ends within record 0; copy it again."
 
 
-@pytest.mark.parametrize(("features", "message"), [
-    (None, "needs features="),
-    (f"{ME}:shapeless", "x has an unknown shape"),
-    (f"{ME}:load", "cannot parse a record into (x, y): "),
-])
+@pytest.mark.parametrize(
+    ("features", "message"),
+    [
+        (None, "needs features="),
+        (f"{ME}:shapeless", "x has an unknown shape"),
+        (f"{ME}:load", "cannot parse a record into (x, y): "),
+    ],
+)
 def test_what_parses_no_record_is_refused(folder, features, message):
     assert message in refusal(load, folder, features)
 

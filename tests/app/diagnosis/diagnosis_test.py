@@ -55,8 +55,10 @@ def _rehearsed(request, monkeypatch):
 def test_versions_devices_batch_data_and_model_have_a_line_each(rehearsed):
     run = build(config(num_towers=4, optimizer="sgd", learning_rate=0.5, seed=3))
     lines = lines_of(describe.describe, run, "run: here")
-    versions = [f"{name} {'.'.join(module.__version__.split('.')[:2])}"
-                for name, module in (("towers", towers), ("TensorFlow", tf), ("Keras", keras))]
+    versions = [
+        f"{name} {'.'.join(module.__version__.split('.')[:2])}"
+        for name, module in (("towers", towers), ("TensorFlow", tf), ("Keras", keras))
+    ]
     assert lines.pop(0) == f"{versions[0]} | {versions[1]}, {versions[2]} | run: here"
     if rehearsed:
         assert lines.pop(2).strip() == "TOWERS_REHEARSE_GPUS=1: they follow the policy of GPUs"
@@ -70,12 +72,15 @@ def test_versions_devices_batch_data_and_model_have_a_line_each(rehearsed):
     ]
 
 
-@pytest.mark.parametrize(("batch_size", "num_towers", "num_examples", "expected"), [
-    (128, 8, 60000, "128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"),
-    (100, 8, 60000, "100 global = 8 towers x 12-13; 600 steps an epoch"),
-    (7, 3, 8, "7 global = 3 towers x 2-3; 2 steps an epoch (last: 1 = 3 x 0-1)"),
-    (1024, 1, 10, "1,024 global = 1 tower x 1,024; 1 step an epoch (last: 10 = 1 x 10)"),
-])
+@pytest.mark.parametrize(
+    ("batch_size", "num_towers", "num_examples", "expected"),
+    [
+        (128, 8, 60000, "128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"),
+        (100, 8, 60000, "100 global = 8 towers x 12-13; 600 steps an epoch"),
+        (7, 3, 8, "7 global = 3 towers x 2-3; 2 steps an epoch (last: 1 = 3 x 0-1)"),
+        (1024, 1, 10, "1,024 global = 1 tower x 1,024; 1 step an epoch (last: 10 = 1 x 10)"),
+    ],
+)
 def test_the_batch_line_gives_the_true_split(batch_size, num_towers, num_examples, expected):
     assert describe.batch_split(batch_size, num_towers, num_examples) == expected
 
@@ -85,9 +90,13 @@ def _run():
     return build(config(num_towers=4))
 
 
-@pytest.mark.parametrize(("batch_size", "words"), [
-    (3, "does not divide by the 4 towers, which get 0-1 examples"), (10, "get 2-3 examples"),
-])
+@pytest.mark.parametrize(
+    ("batch_size", "words"),
+    [
+        (3, "does not divide by the 4 towers, which get 0-1 examples"),
+        (10, "get 2-3 examples"),
+    ],
+)
 def test_an_unusual_split_of_the_batch_is_warned_of(batch_size, words, run):
     *_, warning = lines_of(describe.describe, run._replace(batch_size=batch_size), "run")
     assert warning.startswith("Warning") and words in warning
@@ -141,7 +150,8 @@ def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch):
     gpus = ("Tesla T4", "GPU-1", 15360, 15000), ("NVIDIA GB10", "GPU-2", 0, 0)
     use_nvml(monkeypatch, *gpus)
     assert blocks()["Driver"] == [
-        "found", "GPU 0  Tesla T4, 15360 MiB, 15000 MiB free",
+        "found",
+        "GPU 0  Tesla T4, 15360 MiB, 15000 MiB free",
         "GPU 1  NVIDIA GB10, [N/A] MiB, [N/A] MiB free",
     ]
 
@@ -167,8 +177,14 @@ def traffic(num_towers, devices, batch_size=12, layers=(), policy=GPU, **options
     with tf.device("/cpu:0"):
         model = keras.Sequential([keras.Input((3,)), L.Dense(5), *layers])
     step = TowerStep(
-        model, "sgd", "mse", devices=devices, num_towers=num_towers, policy=policy,
-        batch_norm="average", **options,
+        model,
+        "sgd",
+        "mse",
+        devices=devices,
+        num_towers=num_towers,
+        policy=policy,
+        batch_norm="average",
+        **options,
     )
     specs = tf.TensorSpec([None, 3]), tf.TensorSpec([None, 5])
     return plan.traffic(step, batch_size, specs)
@@ -183,7 +199,8 @@ def test_the_parameters_device_moves_nothing_and_the_others_each_their_part():
     assert here == plan.Traffic((0, 0), [4])
     # in: kernel and bias as one, the tower's place, x and y; out: the sums as one
     assert there == plan.Traffic(
-        (1, 1), [3], WEIGHTS + PLACE, example_bytes(3), 0, LOSSES + WEIGHTS, 4, 1)
+        (1, 1), [3], WEIGHTS + PLACE, example_bytes(3), 0, LOSSES + WEIGHTS, 4, 1
+    )
 
 
 def test_statistics_and_noise_go_down_and_only_sums_come_back():
@@ -197,11 +214,14 @@ def test_statistics_and_noise_go_down_and_only_sums_come_back():
 
 
 @pytest.mark.telling("6-3-*")
-@pytest.mark.parametrize(("num_towers", "count", "sums"), [
-    (4, 2, [1, 1]),  # ((0 1) (2 3))
-    (6, 2, [1, 1]),  # (((0 1) 2) ((3 4) 5))
-    (6, 3, [1, 2, 2]),  # 2 and (3 4 5) leave the second
-])
+@pytest.mark.parametrize(
+    ("num_towers", "count", "sums"),
+    [
+        (4, 2, [1, 1]),  # ((0 1) (2 3))
+        (6, 2, [1, 1]),  # (((0 1) 2) ((3 4) 5))
+        (6, 3, [1, 2, 2]),  # 2 and (3 4 5) leave the second
+    ],
+)
 def test_sums_leave_a_device_for_that_of_the_left_child_or_home(num_towers, count, sums):
     rows = traffic(num_towers, [f"/cpu:{i + 1}" for i in range(count)]).values()
     assert [row.results for row in rows] == [k * (LOSSES + WEIGHTS) for k in sums]
@@ -242,8 +262,14 @@ def test_the_stages_have_their_devices_layers_and_bytes_of_parameters():
     second = L.Dense(6, name="second", activation="tanh")(first)
     model = keras.Model(x, L.Dense(7, name="third")(L.Concatenate(name="both")([first, second])))
     step = TowerStep(
-        model, "sgd", "mse", devices=[f"/cpu:{i}" for i in range(6)], num_towers=4,
-        gpus_per_tower=3, stages=["second", "both"], policy=GPU,
+        model,
+        "sgd",
+        "mse",
+        devices=[f"/cpu:{i}" for i in range(6)],
+        num_towers=4,
+        gpus_per_tower=3,
+        stages=["second", "both"],
+        policy=GPU,
     )
     lines = [re.split(r" {2,}", line) for line in plan.stage_table(step)]
     _, on, parameters, most_towers, layers = zip(*lines[1:])
@@ -280,6 +306,7 @@ class Pauses:
 
 def measured(tmp_path, step, of_input, num_examples=100):
     """Of a global batch of 8, each read in so many seconds."""
+
     def batches(size):
         while True:
             yield np.zeros([size, 1])
@@ -289,9 +316,14 @@ def measured(tmp_path, step, of_input, num_examples=100):
 
 
 @pytest.mark.telling("0.08-*")
-@pytest.mark.parametrize("of_input, of_gradients, of_update, longest", [
-    (0.08, 0.03, 0.02, WAITING), (0.01, 0.08, 0.02, GRADIENTS), (0.01, 0.03, 0.08, UPDATE),
-])
+@pytest.mark.parametrize(
+    "of_input, of_gradients, of_update, longest",
+    [
+        (0.08, 0.03, 0.02, WAITING),
+        (0.01, 0.08, 0.02, GRADIENTS),
+        (0.01, 0.03, 0.08, UPDATE),
+    ],
+)
 def test_each_part_has_its_time_and_they_add_up_to_the_step(
     of_input, of_gradients, of_update, longest, tmp_path
 ):
@@ -322,26 +354,40 @@ def test_a_batch_too_large_for_the_memory_or_the_data_is_left_out(most, num_exam
 GPUS, CPUS = (SimpleNamespace(devices=[name]) for name in ("/gpu:0", "/cpu:0"))
 
 
-@pytest.mark.parametrize("step, seconds, words", [
-    (GPUS, (0.9, 0.1, 0.05), ["waiting for input, 89%", "--data_workers", "at most 1.0 times"]),
-    (GPUS, (0.1, 1.0, 0.9), ["gradients, 90%", "--jit_compile", "at most 1.8 times"]),
-    (CPUS, (0.1, 1.0, 0.9), ["a GPU", "share the cores", "--num_towers="]),
-    (GPUS, (0.1, 1.0, 0.2), ["update, 80%", "--variable_device=gpu", "1.1 times", "1.7 times"]),
-    (CPUS, (0.1, 1.0, 0.2), ["update, 80%", "--batch_size"]),
-])
+@pytest.mark.parametrize(
+    "step, seconds, words",
+    [
+        (GPUS, (0.9, 0.1, 0.05), ["waiting for input, 89%", "--data_workers", "at most 1.0 times"]),
+        (GPUS, (0.1, 1.0, 0.9), ["gradients, 90%", "--jit_compile", "at most 1.8 times"]),
+        (CPUS, (0.1, 1.0, 0.9), ["a GPU", "share the cores", "--num_towers="]),
+        (GPUS, (0.1, 1.0, 0.2), ["update, 80%", "--variable_device=gpu", "1.1 times", "1.7 times"]),
+        (CPUS, (0.1, 1.0, 0.2), ["update, 80%", "--batch_size"]),
+    ],
+)
 def test_the_longest_part_is_named_with_what_to_change(step, seconds, words, tmp_path):
     read, alone, gradients = seconds
-    found = Profile(8, max(read, alone), read, alone, {
-        4: gradients / 2, 8: gradients, 16: 2 * gradients,
-    })
+    found = Profile(
+        8,
+        max(read, alone),
+        read,
+        alone,
+        {
+            4: gradients / 2,
+            8: gradients,
+            16: 2 * gradients,
+        },
+    )
     text = "\n".join(map(str, profile.report(found, step, tmp_path)))
     assert [word for word in words if word not in text] == [], text
 
 
-@pytest.mark.parametrize(("noise", "shown"), [
-    (0.0, ["waiting for input      <1.00    <1%", "update                 20.00    20%"]),
-    (0.03, ["waiting for input     <30.00   <30%", "update                <30.00   <30%"]),
-])
+@pytest.mark.parametrize(
+    ("noise", "shown"),
+    [
+        (0.0, ["waiting for input      <1.00    <1%", "update                 20.00    20%"]),
+        (0.03, ["waiting for input     <30.00   <30%", "update                <30.00   <30%"]),
+    ],
+)
 def test_a_part_below_the_noise_is_shown_as_less_than_it_and_never_as_0(noise, shown, tmp_path):
     found = Profile(8, 0.1, 0.01, 0.1, {8: 0.08}, noise)
     lines = profile.report(found, CPUS, tmp_path)

@@ -21,7 +21,12 @@ def make_step(*layers, num_towers=3, batch_norm="average", last=None, **options)
         )
     devices = ["/cpu:0", "/cpu:1", "/cpu:2"][:num_towers]
     return TowerStep(
-        model, "adam", LOSS, devices=devices, num_towers=num_towers, batch_norm=batch_norm,
+        model,
+        "adam",
+        LOSS,
+        devices=devices,
+        num_towers=num_towers,
+        batch_norm=batch_norm,
         **options,
     )
 
@@ -46,10 +51,15 @@ def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatc
 
 
 @pytest.mark.telling("float64-*", "mixed_float16-*")
-@pytest.mark.parametrize("policy, jit_compile, multiplied, within", [
-    ("float64", False, "float64", 1e-10), ("bfloat16", False, "bfloat16", 0.2),
-    ("mixed_float16", False, "float32", 1e-5), ("mixed_bfloat16", True, "float32", 1e-3),
-])
+@pytest.mark.parametrize(
+    "policy, jit_compile, multiplied, within",
+    [
+        ("float64", False, "float64", 1e-10),
+        ("bfloat16", False, "bfloat16", 0.2),
+        ("mixed_float16", False, "float32", 1e-5),
+        ("mixed_bfloat16", True, "float32", 1e-3),
+    ],
+)
 def test_the_bound_is_that_of_the_dtype_of_the_parameters(
     policy, jit_compile, multiplied, within, monkeypatch, request
 ):
@@ -97,9 +107,12 @@ class Sampling(keras.layers.Layer):
 def test_keras_noise_is_left_out_of_both_gradients_and_nothing_changes():
     """Those of an embedding are compared as dense ones."""
     step = make_step(
-        keras.layers.Embedding(7, 3), keras.layers.Dropout(0.5), Sampling(keras.random.normal),
+        keras.layers.Embedding(7, 3),
+        keras.layers.Dropout(0.5),
+        Sampling(keras.random.normal),
         keras.layers.SimpleRNN(4, dropout=0.3, recurrent_dropout=0.2),
-        keras.layers.AlphaDropout(0.4), num_towers=2,
+        keras.layers.AlphaDropout(0.4),
+        num_towers=2,
     )
     variables = [*step.model.variables, *step.optimizer.variables]
     before = [v.numpy().copy() for v in variables]
@@ -117,11 +130,18 @@ NOISE = "tf.random draws other numbers for each computation"
 norm = partial(keras.layers.BatchNormalization, name="norm")
 
 
-@pytest.mark.parametrize("layers, options, reason", [
-    ([norm, lambda: Sampling(tf.random.normal)], {},
-     f"{NOISE} and each tower normalizes by its own shard in norm"),
-    ([norm], {"batch_norm": "synchronized"}, None), ([norm], {"num_towers": 1}, None),
-])
+@pytest.mark.parametrize(
+    "layers, options, reason",
+    [
+        (
+            [norm, lambda: Sampling(tf.random.normal)],
+            {},
+            f"{NOISE} and each tower normalizes by its own shard in norm",
+        ),
+        ([norm], {"batch_norm": "synchronized"}, None),
+        ([norm], {"num_towers": 1}, None),
+    ],
+)
 def test_what_makes_towers_differ_by_design_is_named(layers, options, reason):
     step = make_step(*(make() for make in layers), **options)
     found = verify_gradients(step, *make_batch())

@@ -24,19 +24,25 @@ def command(tmp_path, *arguments):
 
 
 @pytest.mark.telling("arguments1-*", "arguments5-*", "arguments7-*", "arguments9-*")
-@pytest.mark.parametrize("arguments, named", [
-    (["--workers=2"], ["there is nothing to run", "-- train.py"]),
-    (["--workers=2", "fit.py", "--x=3"], ["-- is missing", "--workers=2 -- fit.py --x=3"]),
-    (["--", "fit.py"], ["--workers is missing", "--workers=2"]),
-    (["--workers=0", "--", "fit.py"], ["--workers=0", "positive"]),
-    (["--workers=two", "--", "fit.py"], ["--workers=two"]),
-    (["--workers=2", "--gpus_per_worker=0", "--", "fit.py"], ["--gpus_per_worker=0"]),
-    (["--workers=2", "--max_restarts=-1", "--", "fit.py"], ["--max_restarts=-1"]),
-    (["--workers=2", "--min_workers=3", "--", "fit.py"], ["--min_workers (3)", "--workers (2)"]),
-    (["--worker=2", "--", "fit.py"], ["'worker'", "workers"]),
-    (["--workers=2", "--", "fti.py"], ["'fti.py' is no file in ", "-- train.py"]),
-    (["--workers=2", "--", "python", "fit.py"], ["'python' is no file in "]),
-])
+@pytest.mark.parametrize(
+    "arguments, named",
+    [
+        (["--workers=2"], ["there is nothing to run", "-- train.py"]),
+        (["--workers=2", "fit.py", "--x=3"], ["-- is missing", "--workers=2 -- fit.py --x=3"]),
+        (["--", "fit.py"], ["--workers is missing", "--workers=2"]),
+        (["--workers=0", "--", "fit.py"], ["--workers=0", "positive"]),
+        (["--workers=two", "--", "fit.py"], ["--workers=two"]),
+        (["--workers=2", "--gpus_per_worker=0", "--", "fit.py"], ["--gpus_per_worker=0"]),
+        (["--workers=2", "--max_restarts=-1", "--", "fit.py"], ["--max_restarts=-1"]),
+        (
+            ["--workers=2", "--min_workers=3", "--", "fit.py"],
+            ["--min_workers (3)", "--workers (2)"],
+        ),
+        (["--worker=2", "--", "fit.py"], ["'worker'", "workers"]),
+        (["--workers=2", "--", "fti.py"], ["'fti.py' is no file in ", "-- train.py"]),
+        (["--workers=2", "--", "python", "fit.py"], ["'python' is no file in "]),
+    ],
+)
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, named, tmp_path):
     (tmp_path / "fit.py").write_text("1 / 0")
     code, stdout, stderr = command(tmp_path, *arguments)
@@ -55,15 +61,24 @@ def test_help_lists_the_flags(tmp_path):
 def test_the_scripts_flags_are_not_the_launchers(start, tmp_path):
     (tmp_path / "fit.py").write_text("import sys; print(__name__, sys.argv[1:])")
     assert command(tmp_path, "--workers=1", "--", *start, "--workers=9", "--help", "--") == (
-        0, "__main__ ['--workers=9', '--help', '--']\n", ""
+        0,
+        "__main__ ['--workers=9', '--help', '--']\n",
+        "",
     )
 
 
 def test_it_starts_without_tensorflow():
-    program = "import sys, towers.app.launch.__main__\n" \
+    program = (
+        "import sys, towers.app.launch.__main__\n"
         "print([n for n in ('tensorflow', 'keras', 'numpy') if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], text=True, stdout=subprocess.PIPE,
-                          env={**os.environ, "PYTHONPATH": str(ROOT)}, check=True)
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        text=True,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
     assert done.stdout == "[]\n"
 
 
@@ -73,10 +88,18 @@ def test_nobody_who_has_stopped_reading_ends_the_run(redirection, tmp_path):
         "import time\nfrom pathlib import Path\nfor i in range(5):\n    print(i)\n"
         "    time.sleep(0.1)\nPath('done').touch()"
     )
-    typed = f"{sys.executable} -m towers.launch --workers=1 -- fit.py {redirection}; " \
+    typed = (
+        f"{sys.executable} -m towers.launch --workers=1 -- fit.py {redirection}; "
         "echo ${PIPESTATUS[0]} > code"
-    subprocess.run(["bash", "-c", typed], cwd=tmp_path, check=True, stdout=subprocess.DEVNULL,
-                   env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60)
+    )
+    subprocess.run(
+        ["bash", "-c", typed],
+        cwd=tmp_path,
+        check=True,
+        stdout=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+    )
     assert (tmp_path / "done").exists()
     assert (tmp_path / "code").read_text() == "0\n"
 
@@ -128,10 +151,15 @@ def test_a_script_starts_again_with_the_same_arguments_and_one_worker_less(tmp_p
 @pytest.mark.telling("0")
 @pytest.mark.parametrize("lost", [0, 1])
 def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tmp_path):
-    text = LOG + TRAIN + f"if count == 3 and index == {lost}: kill_self()\n" \
-        f"if count == 3: miss({lost})"
+    text = (
+        LOG + TRAIN + f"if count == 3 and index == {lost}: kill_self()\nif count == 3: miss({lost})"
+    )
     code, lines, stderr = launch(
-        tmp_path, text, "--workers=3", "--gpus_per_worker=2", words=["train.py", "--epochs=3"],
+        tmp_path,
+        text,
+        "--workers=3",
+        "--gpus_per_worker=2",
+        words=["train.py", "--epochs=3"],
         environment={"CUDA_VISIBLE_DEVICES": "0,1,2,3,4,5,6,7"},
     )
     restart = f"worker {lost} {KILLED}: train.py --resume={RUN} continues with 2 workers (1 of 3)"
@@ -142,11 +170,14 @@ def test_train_py_resumes_and_the_workers_that_are_left_keep_their_gpus(lost, tm
 
 
 @pytest.mark.telling("flags1-*", "flags2-*")
-@pytest.mark.parametrize("flags, gpus, few", [
-    (["--rejoin_after=0"], ["4 5 6", "4 5 6", "4 5 6"], False),
-    (["--rejoin_after=0.01"], ["4 5 6", "4 6", "4 5"], False),  # a round takes longer than that
-    (["--min_workers=2"], ["4 5 6", "4 6"], True),
-])
+@pytest.mark.parametrize(
+    "flags, gpus, few",
+    [
+        (["--rejoin_after=0"], ["4 5 6", "4 5 6", "4 5 6"], False),
+        (["--rejoin_after=0.01"], ["4 5 6", "4 6", "4 5"], False),  # a round takes longer than that
+        (["--min_workers=2"], ["4 5 6", "4 6"], True),
+    ],
+)
 def test_a_lost_worker_joins_the_first_restart_after_its_time(flags, gpus, few, tmp_path):
     """GPU 5 is lost in the first round, GPU 6 in the second one; the third one ends well."""
     text = """
@@ -162,19 +193,29 @@ if before < 2:
     kill_self()
 """
     code, _, stderr = launch(
-        tmp_path, text, "--workers=3", "--gpus_per_worker=1", *flags,
+        tmp_path,
+        text,
+        "--workers=3",
+        "--gpus_per_worker=1",
+        *flags,
         environment={"CUDA_VISIBLE_DEVICES": "4,5,6"},
     )
     rounds = [sorted(tmp_path.glob(f"{index}.[456]")) for index in range(len(gpus))]
     assert [" ".join(path.suffix[1:] for path in found) for found in rounds] == gpus
     assert code == (3 if few else 0)
-    assert stderr == (f"error: worker 1 {KILLED}, and --min_workers (2) is more than the 1 left. "
-                      "To continue, give the launcher behind --: script.py\n" if few else "")
+    assert stderr == (
+        f"error: worker 1 {KILLED}, and --min_workers (2) is more than the 1 left. "
+        "To continue, give the launcher behind --: script.py\n"
+        if few
+        else ""
+    )
 
 
 @pytest.mark.matrix
 def test_a_worker_that_no_longer_answers_is_killed_and_named(tmp_path):
-    text = LOG + """
+    text = (
+        LOG
+        + """
 if count == 3 and index == 1:
     kill_self(signal.SIGSTOP)
 if count == 3:
@@ -182,8 +223,12 @@ if count == 3:
     print("error: not all of them came to the end of a step.", file=sys.stderr)
     sys.exit(3)
 """
+    )
     code, lines, stderr = launch(
-        tmp_path, text, "--workers=3", "--gpus_per_worker=1",
+        tmp_path,
+        text,
+        "--workers=3",
+        "--gpus_per_worker=1",
         environment={"CUDA_VISIBLE_DEVICES": "4,5,6"},
     )
     assert (code, stderr) == (0, "")
@@ -191,12 +236,14 @@ if count == 3:
         "Restart   not all of them came to the end of a step; worker 1 did not end and was killed: "
         "script.py continues with 2 workers (1 of 3)"
     ]
-    assert [gpus for gpus, in attempts(tmp_path)[2]] == ["4", "6"]
+    assert [gpus for (gpus,) in attempts(tmp_path)[2]] == ["4", "6"]
 
 
 def test_a_worker_alone_starts_again_as_often_as_it_may(tmp_path):
-    text = "import faulthandler\nfaulthandler.enable()\n" \
+    text = (
+        "import faulthandler\nfaulthandler.enable()\n"
         "print('begins', flush=True)\nkill_self(signal.SIGABRT)"
+    )
     code, lines, stderr = launch(tmp_path, text, "--workers=1", "--max_restarts=2")
     restart = "Restart   worker 0 was killed by SIGABRT: script.py continues with 1 worker "
     assert lines == ["begins", restart + "(1 of 2)", "begins", restart + "(2 of 2)", "begins"]
@@ -213,8 +260,10 @@ def test_a_failure_that_would_come_again_is_not_tried_again(tmp_path):
 
 
 def test_the_launcher_does_not_restart_once_it_was_stopped(tmp_path):
-    text = "note('pid', os.getpid())\nsignal.signal(signal.SIGINT, lambda *_: note('got'))\n" \
+    text = (
+        "note('pid', os.getpid())\nsignal.signal(signal.SIGINT, lambda *_: note('got'))\n"
         "while True: time.sleep(1)"
+    )
     process = start(tmp_path, text, "--workers=2")
     pids = [int(text) for text in wait_for(tmp_path / "pid-0", tmp_path / "pid-1")]
     process.send_signal(signal.SIGINT)
@@ -225,48 +274,61 @@ def test_the_launcher_does_not_restart_once_it_was_stopped(tmp_path):
     assert process.returncode == 130
 
 
-@pytest.mark.parametrize("ends, expected", [
-    ([End(0, 0), End(1, 0)], None),
-    ([End(0, 0), End(1, 5)], End(1, 5)),
-    ([End(1, 1), End(0, 1)], End(1, 1)),  # the first that failed by itself
-    ([End(0, 1), End(1, -9)], End(1, -9)),
-    ([End(2, 1), End(1, 2), End(0, 2)], End(0, 2)),  # a mistake: the chief's words
-    ([End(0, 3), End(1, 1), End(2, 3)], End(1, 1)),  # a worker that misses another comes last
-    ([End(2, 3), End(1, -9, was_asked=True, was_killed=True)], End(2, 3)),
-    ([End(1, 143), End(0, 3)], End(1, 143)),
-    ([End(1, 143), End(0, 1)], End(0, 1)),
-    ([End(1, 143, was_asked=True), End(0, -15, was_asked=True)], None),
-    ([End(1, 130, was_asked=True), End(0, 1, was_asked=True)], End(0, 1, was_asked=True)),
-])
+@pytest.mark.parametrize(
+    "ends, expected",
+    [
+        ([End(0, 0), End(1, 0)], None),
+        ([End(0, 0), End(1, 5)], End(1, 5)),
+        ([End(1, 1), End(0, 1)], End(1, 1)),  # the first that failed by itself
+        ([End(0, 1), End(1, -9)], End(1, -9)),
+        ([End(2, 1), End(1, 2), End(0, 2)], End(0, 2)),  # a mistake: the chief's words
+        ([End(0, 3), End(1, 1), End(2, 3)], End(1, 1)),  # a worker that misses another comes last
+        ([End(2, 3), End(1, -9, was_asked=True, was_killed=True)], End(2, 3)),
+        ([End(1, 143), End(0, 3)], End(1, 143)),
+        ([End(1, 143), End(0, 1)], End(0, 1)),
+        ([End(1, 143, was_asked=True), End(0, -15, was_asked=True)], None),
+        ([End(1, 130, was_asked=True), End(0, 1, was_asked=True)], End(0, 1, was_asked=True)),
+    ],
+)
 def test_the_cause_is_the_end_that_explains_the_others(ends, expected):
     assert cause(ends) == expected
 
 
-@pytest.mark.parametrize("ends, expected", [
-    ([End(1, -9), End(0, 3), End(2, 3)], 1),
-    ([End(0, 3), End(2, 3), End(1, -9, True, True)], 1),
-    ([End(0, 3), End(2, 3), End(1, 143, True)], 2),
-])
+@pytest.mark.parametrize(
+    "ends, expected",
+    [
+        ([End(1, -9), End(0, 3), End(2, 3)], 1),
+        ([End(0, 3), End(2, 3), End(1, -9, True, True)], 1),
+        ([End(0, 3), End(2, 3), End(1, 143, True)], 2),
+    ],
+)
 def test_the_run_goes_on_without_the_worker_that_was_lost(ends, expected):
     assert loss(ends, cause(ends))[0] == expected
 
 
-@pytest.mark.parametrize("words, announced, expected", [
-    (["train.py", "--epochs=3"], "run", ["train.py", "--resume=run"]),
-    # the directory that the command names, in any of absl's ways; the last one counts
-    (["train.py", "--run_dir=run", "--epochs=3"], None, ["train.py", "--resume=run"]),
-    (["towers-train", "-run_dir", "run"], None, ["towers-train", "--resume=run"]),
-    (["train.py", "--run_dir=empty", "--run_dir=run"], None, ["train.py", "--resume=run"]),
-    # the command stays as it is if there is no run yet, if it resumes already, or is no train.py
-    (["train.py", "--run_dir=empty"], None, None),
-    (["train.py", "--epochs=3"], None, None),
-    (["train.py", "--resume=run", "--epochs=9"], "run", None),
-    (["fit.py", "--run_dir=run"], "run", None),
-    (["-m", "package.train", "--run_dir=run"], "run", None),
-    # the modules of a run that this command began are those that it named
-    (["train.py", "--run_dir=named"], "named", ["train.py", "--resume=named", "--trust_run_dir"]),
-    (["train.py", "--run_dir=named"], None, ["train.py", "--resume=named"]),
-])
+@pytest.mark.parametrize(
+    "words, announced, expected",
+    [
+        (["train.py", "--epochs=3"], "run", ["train.py", "--resume=run"]),
+        # the directory that the command names, in any of absl's ways; the last one counts
+        (["train.py", "--run_dir=run", "--epochs=3"], None, ["train.py", "--resume=run"]),
+        (["towers-train", "-run_dir", "run"], None, ["towers-train", "--resume=run"]),
+        (["train.py", "--run_dir=empty", "--run_dir=run"], None, ["train.py", "--resume=run"]),
+        # the command stays as it is if there is no run yet, if it resumes already, or is no train.py
+        (["train.py", "--run_dir=empty"], None, None),
+        (["train.py", "--epochs=3"], None, None),
+        (["train.py", "--resume=run", "--epochs=9"], "run", None),
+        (["fit.py", "--run_dir=run"], "run", None),
+        (["-m", "package.train", "--run_dir=run"], "run", None),
+        # the modules of a run that this command began are those that it named
+        (
+            ["train.py", "--run_dir=named"],
+            "named",
+            ["train.py", "--resume=named", "--trust_run_dir"],
+        ),
+        (["train.py", "--run_dir=named"], None, ["train.py", "--resume=named"]),
+    ],
+)
 def test_after_a_loss_train_py_resumes_and_others_start_again(
     words, announced, expected, tmp_path, monkeypatch
 ):
@@ -281,6 +343,7 @@ def test_after_a_loss_train_py_resumes_and_others_start_again(
 @pytest.fixture(name="shares")
 def _shares(monkeypatch):
     """gpu_shares, given CUDA_VISIBLE_DEVICES and the number of GPUs; None where it is unknown."""
+
     def shares(workers, each, visible, present):
         monkeypatch.setattr(nvidia, "driver_gpus", lambda: present and [None] * present)
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -291,21 +354,31 @@ def _shares(monkeypatch):
     return shares
 
 
-@pytest.mark.parametrize("workers, each, visible, present, expected", [
-    (2, 2, None, 4, ["0,1", "2,3"]),
-    (3, 2, None, None, ["0,1", "2,3", "4,5"]),
-    (2, 2, "7,5,3,1,0", 1, ["7,5", "3,1"]),
-    (2, 1, " GPU-8f2a , MIG-11ab ", None, ["GPU-8f2a", "MIG-11ab"]),
-])
+@pytest.mark.parametrize(
+    "workers, each, visible, present, expected",
+    [
+        (2, 2, None, 4, ["0,1", "2,3"]),
+        (3, 2, None, None, ["0,1", "2,3", "4,5"]),
+        (2, 2, "7,5,3,1,0", 1, ["7,5", "3,1"]),
+        (2, 1, " GPU-8f2a , MIG-11ab ", None, ["GPU-8f2a", "MIG-11ab"]),
+    ],
+)
 def test_each_worker_gets_the_next_gpus(workers, each, visible, present, expected, shares):
     assert shares(workers, each, visible, present) == expected
 
 
-@pytest.mark.parametrize("visible, present, message", [
-    (None, 3, "--workers (2) with --gpus_per_worker (2) need 4 GPUs; this machine has 3. Use less"),
-    ("", 8, "CUDA_VISIBLE_DEVICES='' names 0."),
-    ("0,-1,1", 8, "CUDA_VISIBLE_DEVICES='0,-1,1' names 1."),
-])
+@pytest.mark.parametrize(
+    "visible, present, message",
+    [
+        (
+            None,
+            3,
+            "--workers (2) with --gpus_per_worker (2) need 4 GPUs; this machine has 3. Use less",
+        ),
+        ("", 8, "CUDA_VISIBLE_DEVICES='' names 0."),
+        ("0,-1,1", 8, "CUDA_VISIBLE_DEVICES='0,-1,1' names 1."),
+    ],
+)
 def test_too_few_gpus_are_an_error(visible, present, message, shares):
     with pytest.raises(ValueError) as error:
         shares(2, 2, visible, present)

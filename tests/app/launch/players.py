@@ -47,9 +47,13 @@ def start_command(tmp_path, *arguments, environment=()):
     hidden = ("TF_CONFIG", "CUDA_VISIBLE_DEVICES", "TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     kept = {k: v for k, v in os.environ.items() if k not in hidden}
     return subprocess.Popen(
-        [sys.executable, "-m", "towers.launch", *arguments], cwd=tmp_path, text=True,
+        [sys.executable, "-m", "towers.launch", *arguments],
+        cwd=tmp_path,
+        text=True,
         env={**kept, "PYTHONPATH": str(ROOT), **dict(environment)},
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
 
 

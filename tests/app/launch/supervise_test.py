@@ -66,19 +66,27 @@ def test_all_output_is_shown_in_order_and_of_a_bar_its_last_state(tmp_path):
 
 
 def test_a_process_that_holds_the_output_open_is_not_waited_for(tmp_path):
-    text = "import subprocess\n" \
+    text = (
+        "import subprocess\n"
         "subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(40)'])\nprint('done')"
+    )
     begun = time.monotonic()
     process = start(tmp_path, text, "--workers=1")
     assert process.stdout.readline() == "done\n"
     assert process.wait(timeout=30) == 0 and time.monotonic() - begun < 20
 
 
-@pytest.mark.parametrize("failure, code, stderr", [
-    ("sys.exit(7)", 7, "error: worker 1 ended with exit code 7.\n"),
-    ("print('w', file=sys.stderr); print('error: bad.', file=sys.stderr); sys.exit(2)", 2,
-     "[worker 1] w\n[worker 1] error: bad.\n"),
-])
+@pytest.mark.parametrize(
+    "failure, code, stderr",
+    [
+        ("sys.exit(7)", 7, "error: worker 1 ended with exit code 7.\n"),
+        (
+            "print('w', file=sys.stderr); print('error: bad.', file=sys.stderr); sys.exit(2)",
+            2,
+            "[worker 1] w\n[worker 1] error: bad.\n",
+        ),
+    ],
+)
 def test_the_first_failure_is_shown_and_ends_the_others(failure, code, stderr, tmp_path):
     begun = time.monotonic()
     found, lines, said = launch(tmp_path, WAIT + failure, "--workers=3")
@@ -87,22 +95,35 @@ def test_the_first_failure_is_shown_and_ends_the_others(failure, code, stderr, t
     assert time.monotonic() - begun < 15
 
 
-@pytest.mark.parametrize("text, code, first, last", [
-    # a mistake that all workers find is shown as the chief says it
-    ("""
+@pytest.mark.parametrize(
+    "text, code, first, last",
+    [
+        # a mistake that all workers find is shown as the chief says it
+        (
+            """
 time.sleep(0.3 * (count - index))
 print(f"error: --batch_size ({index}) is wrong.", file=sys.stderr)
 sys.exit(2)
-""", 2, "error: --batch_size (0) is wrong.", "error: --batch_size (0) is wrong."),
-    # a worker that misses another does not hide why that one failed
-    ("""
+""",
+            2,
+            "error: --batch_size (0) is wrong.",
+            "error: --batch_size (0) is wrong.",
+        ),
+        # a worker that misses another does not hide why that one failed
+        (
+            """
 if index == 1:
     time.sleep(0.5)
     raise KeyError("the cause")
 print("error: worker 1 was lost.", file=sys.stderr)
 sys.exit(3)
-""", 1, "[worker 1] Traceback (most recent call last):", "[worker 1] KeyError: 'the cause'"),
-])
+""",
+            1,
+            "[worker 1] Traceback (most recent call last):",
+            "[worker 1] KeyError: 'the cause'",
+        ),
+    ],
+)
 def test_of_several_errors_the_one_that_explains_the_others_is_shown(
     text, code, first, last, tmp_path
 ):
@@ -143,9 +164,14 @@ sys.exit(143)
 
 
 @pytest.mark.telling("sleep0-*")
-@pytest.mark.parametrize("seconds, code, end", [
-    (0, 0, ""), (7, 5, "error: worker 0 ended with exit code 5.\n"),
-], ids=["sleep0-ends_well", "sleep7-goes_on"])
+@pytest.mark.parametrize(
+    "seconds, code, end",
+    [
+        (0, 0, ""),
+        (7, 5, "error: worker 0 ended with exit code 5.\n"),
+    ],
+    ids=["sleep0-ends_well", "sleep7-goes_on"],
+)
 def test_what_looked_like_an_error_is_shown_if_it_was_none(seconds, code, end, tmp_path):
     text = f"print('error: none.', file=sys.stderr)\ntime.sleep({seconds})\nsys.exit({code})"
     assert launch(tmp_path, text, "--workers=1") == (code, [], f"error: none.\n{end}")
@@ -159,10 +185,14 @@ def started(tmp_path, text, seconds=1.0):
 
 
 @pytest.mark.telling("15-*")
-@pytest.mark.parametrize("number, code, stderr", [
-    (signal.SIGINT, 130, "stopped by Ctrl-C\n"), (signal.SIGTERM, 143, "stopped by SIGTERM\n"),
-    (signal.SIGHUP, 129, "stopped by SIGHUP\n"),
-])
+@pytest.mark.parametrize(
+    "number, code, stderr",
+    [
+        (signal.SIGINT, 130, "stopped by Ctrl-C\n"),
+        (signal.SIGTERM, 143, "stopped by SIGTERM\n"),
+        (signal.SIGHUP, 129, "stopped by SIGHUP\n"),
+    ],
+)
 def test_a_signal_is_passed_on_once_and_the_save_waited_for(number, code, stderr, tmp_path):
     process, _ = started(tmp_path, SAVES, 2.0)
     process.send_signal(number)
@@ -181,12 +211,21 @@ def test_a_second_signal_kills(tmp_path):
     assert process.returncode == 130 and all(has_ended(pid, 0.5) for pid in workers)
 
 
-@pytest.mark.parametrize("text, code, stderr", [
-    (SLEEPS, 143, "stopped by SIGTERM\n"),
-    (f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{SLEEPS}", 0, ""),
-    (SAVES.replace("sys.exit(128 + number)", "os._exit(143 if index else 1)")
-     .replace("stopped by it", "error: the disk is full."), 1, "error: the disk is full.\n"),
-], ids=["no_handler", "ends_well", "save_fails"])
+@pytest.mark.parametrize(
+    "text, code, stderr",
+    [
+        (SLEEPS, 143, "stopped by SIGTERM\n"),
+        (f"signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\n{SLEEPS}", 0, ""),
+        (
+            SAVES.replace("sys.exit(128 + number)", "os._exit(143 if index else 1)").replace(
+                "stopped by it", "error: the disk is full."
+            ),
+            1,
+            "error: the disk is full.\n",
+        ),
+    ],
+    ids=["no_handler", "ends_well", "save_fails"],
+)
 def test_a_signal_gives_the_code_of_the_stop_unless_the_workers_end_otherwise(
     text, code, stderr, tmp_path
 ):
@@ -212,8 +251,10 @@ def test_ctrl_c_on_a_terminal_reaches_each_worker_once(tmp_path):
     if pid == 0:
         os.chdir(tmp_path)
         os.environ.update(PYTHONPATH=str(ROOT))
-        os.execv(sys.executable, [sys.executable, "-m", "towers.launch", "--workers=2", "--",
-                                  "script.py"])
+        os.execv(
+            sys.executable,
+            [sys.executable, "-m", "towers.launch", "--workers=2", "--", "script.py"],
+        )
     wait_for(tmp_path / "pid-0", tmp_path / "pid-1")
     os.write(terminal, b"\x03")
     shown = b""

@@ -14,17 +14,42 @@ from towers.app.models import builtin
 NOTES = ((49, 128), 128)
 # (name, input_shape and num_classes, trainable parameters as published, optimizer, kinds of layers)
 PUBLISHED = [
-    ("cnn", ((28, 28, 1), 10), 320 + 18_496 + 9_217 * 128 + 1_290, "adam",
-     "Conv2D Conv2D MaxPooling2D Dropout Flatten Dense Dropout Dense"),
-    ("notebook_cnn", ((28, 28, 1), 10), 2_354_250 - 512, "rmsprop",
-     "Conv2D Conv2D BatchNormalization Conv2D MaxPooling2D Dropout Flatten Dense Dropout Dense"),
-    ("mlp", ((28, 28, 1), 10), 785 * 2048 + 2049 * 2048 + 20_490, "adam",
-     "Flatten Dense Dense Dense"),
-    ("gru", NOTES, 768 * (128 + 256 + 2 + 514) + 257 * 512 + 513 * 128, "adam",
-     "Reshape GRU Dropout GRU Dropout Dense Dropout Dense"),
+    (
+        "cnn",
+        ((28, 28, 1), 10),
+        320 + 18_496 + 9_217 * 128 + 1_290,
+        "adam",
+        "Conv2D Conv2D MaxPooling2D Dropout Flatten Dense Dropout Dense",
+    ),
+    (
+        "notebook_cnn",
+        ((28, 28, 1), 10),
+        2_354_250 - 512,
+        "rmsprop",
+        "Conv2D Conv2D BatchNormalization Conv2D MaxPooling2D Dropout Flatten Dense Dropout Dense",
+    ),
+    (
+        "mlp",
+        ((28, 28, 1), 10),
+        785 * 2048 + 2049 * 2048 + 20_490,
+        "adam",
+        "Flatten Dense Dense Dense",
+    ),
+    (
+        "gru",
+        NOTES,
+        768 * (128 + 256 + 2 + 514) + 257 * 512 + 513 * 128,
+        "adam",
+        "Reshape GRU Dropout GRU Dropout Dense Dropout Dense",
+    ),
     ("gru_large", NOTES, 3072 * (1154 + 3 * 2050) + 1025 * 512 + 513 * 128, "adam", None),
-    ("lstm", NOTES, 1024 * (128 + 256 + 1 + 513) + 257 * 512 + 513 * 128, "adam",
-     "Reshape LSTM Dropout LSTM Dropout Dense Dropout Dense"),
+    (
+        "lstm",
+        NOTES,
+        1024 * (128 + 256 + 1 + 513) + 257 * 512 + 513 * 128,
+        "adam",
+        "Reshape LSTM Dropout LSTM Dropout Dense Dropout Dense",
+    ),
     ("lstm_large", NOTES, 4096 * (1153 + 3 * 2049) + 1025 * 512 + 513 * 128, "adam", None),
     ("resnet20", ((32, 32, 3), 10), 269_722, "adam", None),  # He et al., table 6: 0.27M and 0.85M
     ("resnet56", ((32, 32, 3), 10), 853_018, "adam", None),
@@ -53,7 +78,8 @@ def test_a_built_in_model_has_its_published_parameters(
     if name in (*LARGE, "resnet50"):  # their values take seconds
         for kind in keras.initializers.Orthogonal, keras.initializers.VarianceScaling:
             monkeypatch.setattr(
-                kind, "__call__", lambda self, shape, dtype=None: keras.ops.zeros(shape, dtype))
+                kind, "__call__", lambda self, shape, dtype=None: keras.ops.zeros(shape, dtype)
+            )
     source = models.load(name)
     assert (source.name, source[2:4], source.optimizer) == (name, sizes, optimizer)
     model = built(name, *sizes)
@@ -109,7 +135,8 @@ def test_a_file_that_keras_cannot_read_is_refused_in_one_line(tmp_path):
     (tmp_path / "model.keras").write_text("not a model")
     keras.Sequential([keras.Input((2,)), Mixes()]).save(tmp_path / "mixes.keras")
     for name, said in (
-        ("model.keras", "cannot be .*: it is damaged"), ("missing.keras", "does not exist"),
+        ("model.keras", "cannot be .*: it is damaged"),
+        ("missing.keras", "does not exist"),
         ("mixes.keras", "cannot be .*: Could not locate class 'Mixes'. "),
     ):
         with pytest.raises(ValueError, match=rf"^init_from \(.*{name}\) {said}[^\n]*$"):
@@ -142,10 +169,16 @@ def test_a_constant_of_another_kind_is_refused(user_module, constant):
         models.load("user_model:build")
 
 
-@pytest.mark.parametrize("name, message", [
-    ("notebok_cnn", "one of cnn, notebook_cnn, mlp, .*package.module:function.* 'notebook_cnn'?"),
-    ("no_such_module:build", "No module named 'no_such_module'"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        (
+            "notebok_cnn",
+            "one of cnn, notebook_cnn, mlp, .*package.module:function.* 'notebook_cnn'?",
+        ),
+        ("no_such_module:build", "No module named 'no_such_module'"),
+    ],
+)
 def test_an_unknown_model_is_refused(name, message):
     with pytest.raises(ValueError, match=rf"^model \('{name}'\).*{message}"):
         models.load(name)
@@ -182,13 +215,19 @@ def test_resnet_is_resnet20_below_64_pixels_and_resnet50_from_there_on(monkeypat
 def test_resnet50_has_its_strides_in_the_3x3_convolutions():
     layers = layers_of(built("resnet50", (224, 224, 3), 1000), keras.layers.Conv2D)
     assert len(layers) == 53  # 49, and 4 shortcuts'
-    strided = [(layer.kernel_size[0], layer.output.shape[1:]) for layer in layers
-               if layer.strides == (2, 2)]
+    strided = [
+        (layer.kernel_size[0], layer.output.shape[1:])
+        for layer in layers
+        if layer.strides == (2, 2)
+    ]
     assert strided == [
         (7, (112, 112, 64)),
-        (3, (28, 28, 128)), (1, (28, 28, 512)),  # a block, and its shortcut
-        (3, (14, 14, 256)), (1, (14, 14, 1024)),
-        (3, (7, 7, 512)), (1, (7, 7, 2048)),
+        (3, (28, 28, 128)),
+        (1, (28, 28, 512)),  # a block, and its shortcut
+        (3, (14, 14, 256)),
+        (1, (14, 14, 1024)),
+        (3, (7, 7, 512)),
+        (1, (7, 7, 2048)),
     ]
 
 

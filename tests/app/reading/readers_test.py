@@ -27,17 +27,26 @@ def test_examples_are_read_in_the_order_asked_for_and_each_is_announced():
     assert x.dtype == np.uint8 and x[:, 0, 0].tolist() == y.tolist() == seen == [4, 0, 3]
 
 
-@pytest.mark.parametrize(("example", "message"), [
-    ((np.zeros(3, np.float32), 0), "example 1 holds x of float32 and shape (3,), but example 0 "
-     "held x of float32 and shape (2,)"),
-    ((np.zeros(2), 0), "example 1 holds x of float64"),
-    (({"x": np.zeros(2, np.float32)}, 0), "example 1 holds x['x'] of float32"),
-    ((np.zeros(2, np.float32), 7), "example 1: label 7 is out of range; labels must lie in 0 to 4"),
-    ((np.zeros(2, np.float32), (0, 1)), "example 1 holds y[0] of int64"),
-    ((np.zeros(2, np.float32),), "example 1 is a tuple, but an example must be (x, y)."),
-    ((np.zeros(2, np.float32), "cat"), "example 1: y has dtype <U3, but must hold real"),
-    (([[1], [1, 2]], 0), "example 1: x (list) is no array (ValueError: "),
-])
+@pytest.mark.parametrize(
+    ("example", "message"),
+    [
+        (
+            (np.zeros(3, np.float32), 0),
+            "example 1 holds x of float32 and shape (3,), but example 0 "
+            "held x of float32 and shape (2,)",
+        ),
+        ((np.zeros(2), 0), "example 1 holds x of float64"),
+        (({"x": np.zeros(2, np.float32)}, 0), "example 1 holds x['x'] of float32"),
+        (
+            (np.zeros(2, np.float32), 7),
+            "example 1: label 7 is out of range; labels must lie in 0 to 4",
+        ),
+        ((np.zeros(2, np.float32), (0, 1)), "example 1 holds y[0] of int64"),
+        ((np.zeros(2, np.float32),), "example 1 is a tuple, but an example must be (x, y)."),
+        ((np.zeros(2, np.float32), "cat"), "example 1: y has dtype <U3, but must hold real"),
+        (([[1], [1, 2]], 0), "example 1: x (list) is no array (ValueError: "),
+    ],
+)
 def test_an_example_unlike_the_first_is_refused_by_its_index(example, message):
     source = source_of([(np.zeros(2, np.float32), 0), example], 5)
     with pytest.raises(ValueError, match=f"^here: {re.escape(message)}[^\n]*$"):
@@ -82,8 +91,9 @@ def source(**arguments):
 
 
 def read(readers, batches=BATCHES):
-    return [(indices.tolist(), [a.tolist() for a in found]) for indices, found in
-            readers.read(batches)]
+    return [
+        (indices.tolist(), [a.tolist() for a in found]) for indices, found in readers.read(batches)
+    ]
 
 
 @pytest.fixture(name="readers", params=[1, 2], scope="module")
@@ -96,8 +106,10 @@ def _readers(request):
 def test_batches_come_whole_and_in_order_whatever_reading_was_left(readers):
     x, y = arrays(20)
     own = [batch[batch >= 0] for batch in BATCHES]  # what is read
-    expected = [(batch.tolist(), [x[index].tolist(), y[index].tolist()])
-                for batch, index in zip(BATCHES, own, strict=True)]
+    expected = [
+        (batch.tolist(), [x[index].tolist(), y[index].tolist()])
+        for batch, index in zip(BATCHES, own, strict=True)
+    ]
     assert read(readers) == expected
     next(readers.read([np.arange(10)] * 9))
     assert read(readers) == expected
@@ -127,8 +139,14 @@ def test_what_cannot_be_pickled_is_refused_with_the_way_out():
 def test_readers_end_with_the_process_that_was_killed_even_while_they_hang(tmp_path):
     script = tmp_path / "orphans.py"
     script.write_text(ORPHANS)
-    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60,
-                          cwd=ROOT, env={"PYTHONPATH": str(ROOT)})
+    done = subprocess.run(
+        [sys.executable, script],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+        env={"PYTHONPATH": str(ROOT)},
+    )
     assert done.returncode == -9, done.stderr
     pids = [int(pid) for pid in done.stdout.split()]
     assert len(pids) == 2

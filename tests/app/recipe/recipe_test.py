@@ -10,7 +10,11 @@ from tests.app.run_test import normalized_model
 from towers.app.config import TrainConfig
 from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import (
-    make_optimizer, make_schedule, override_optimizer, plain_schedule, schedule_notes,
+    make_optimizer,
+    make_schedule,
+    override_optimizer,
+    plain_schedule,
+    schedule_notes,
     shown_rate,
 )
 
@@ -30,7 +34,10 @@ def _model():
 def test_a_layer_normalizes_by_its_statistics_and_the_others_are_trained(model):
     assert freeze(model, "(^|/)norm/") == "2 of 6 trainable variables frozen, 16 parameters"
     assert [v.path.rpartition("/")[0].rpartition("/")[2] for v in model.trainable_variables] == [
-        "body", "body", "head", "head"
+        "body",
+        "body",
+        "head",
+        "head",
     ]
     norm = model.get_layer("norm")
     assert not norm.trainable
@@ -45,11 +52,17 @@ def test_layers_of_inner_models_are_found_too():
     assert [v.path.rpartition("top/")[2] for v in outer.trainable_variables] == ["kernel", "bias"]
 
 
-@pytest.mark.parametrize("pattern, message", [
-    ("bdy", r"^freeze \('bdy'\) is found in no .* 6, such as .*body/"),
-    (".", "leaves no variable to train"),
-    ("norm|body/bias", r"body/bias, and not in every variable .*Name whole layers, such as \^conv"),
-])
+@pytest.mark.parametrize(
+    "pattern, message",
+    [
+        ("bdy", r"^freeze \('bdy'\) is found in no .* 6, such as .*body/"),
+        (".", "leaves no variable to train"),
+        (
+            "norm|body/bias",
+            r"body/bias, and not in every variable .*Name whole layers, such as \^conv",
+        ),
+    ],
+)
 def test_nothing_everything_and_parts_of_a_layer_are_refused(model, pattern, message):
     with pytest.raises(ValueError, match=message):
         freeze(model, pattern)
@@ -118,11 +131,14 @@ def test_flags_are_keras_arguments_and_without_them_its_defaults_stay():
     assert float(scaled.inner_optimizer.learning_rate) == 0.5
 
 
-@pytest.mark.parametrize("name, values, message", [
-    ("LossScaleOptimizer", {}, r"^optimizer \('LossScaleOptimizer'\) must be one of .*adam, "),
-    ("get", {}, "^optimizer "),
-    ("lion", {"momentum": 0.9}, r"^momentum \(0.9\): lion has none. Use optimizer=sgd"),
-])
+@pytest.mark.parametrize(
+    "name, values, message",
+    [
+        ("LossScaleOptimizer", {}, r"^optimizer \('LossScaleOptimizer'\) must be one of .*adam, "),
+        ("get", {}, "^optimizer "),
+        ("lion", {"momentum": 0.9}, r"^momentum \(0.9\): lion has none. Use optimizer=sgd"),
+    ],
+)
 def test_what_is_no_optimizer_and_an_argument_that_it_lacks_are_refused(name, values, message):
     with pytest.raises(ValueError, match=message):
         made(name, **values)
@@ -211,10 +227,13 @@ def test_a_file_holds_what_comes_after_the_warm_up(scaled):
             assert float(other.learning_rate) == 0.25
 
 
-@pytest.mark.parametrize("schedule, warmup_steps, words", [
-    ("cosine", 5, "learning rate: from 0 up over 5 updates, then cosine to 0 at update 40"),
-    ("step:1,3", 0, "learning rate: a tenth after epoch 1, 3"),
-])
+@pytest.mark.parametrize(
+    "schedule, warmup_steps, words",
+    [
+        ("cosine", 5, "learning rate: from 0 up over 5 updates, then cosine to 0 at update 40"),
+        ("step:1,3", 0, "learning rate: a tenth after epoch 1, 3"),
+    ],
+)
 def test_the_schedule_in_words(schedule, warmup_steps, words):
     config = TrainConfig(schedule=schedule, warmup_steps=warmup_steps, epochs=EPOCHS)
     assert schedule_notes(config, STEPS) == [words]

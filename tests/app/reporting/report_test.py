@@ -40,12 +40,23 @@ def terminal(monkeypatch):
     return Terminal()
 
 
-@pytest.mark.parametrize(("tower_devices", "options", "expected"), [
-    (["/gpu:0"], {}, "/cpu:0; tower 0 on /gpu:0"),
-    (["/gpu:0"] * 2 + ["/gpu:1"], {"first": 4}, "/cpu:0; towers 4-5 on /gpu:0, 6 on /gpu:1"),
-    (["/gpu:0", "/gpu:1"], {"num_copies": 2}, "/cpu:0 and 2 copies; towers 0-1 on /gpu:0, /gpu:1"),
-    (["/gpu:0"], {"stages": 2}, "/cpu:0; tower 0 on /gpu:0; each in 2 stages, on as many devices"),
-])
+@pytest.mark.parametrize(
+    ("tower_devices", "options", "expected"),
+    [
+        (["/gpu:0"], {}, "/cpu:0; tower 0 on /gpu:0"),
+        (["/gpu:0"] * 2 + ["/gpu:1"], {"first": 4}, "/cpu:0; towers 4-5 on /gpu:0, 6 on /gpu:1"),
+        (
+            ["/gpu:0", "/gpu:1"],
+            {"num_copies": 2},
+            "/cpu:0 and 2 copies; towers 0-1 on /gpu:0, /gpu:1",
+        ),
+        (
+            ["/gpu:0"],
+            {"stages": 2},
+            "/cpu:0; tower 0 on /gpu:0; each in 2 stages, on as many devices",
+        ),
+    ],
+)
 def test_the_devices_line_says_which_device_runs_which_towers(tower_devices, options, expected):
     line = report.devices_line("/cpu:0", tower_devices, **options)
     assert line == f"Devices   parameters on {expected}"
@@ -60,7 +71,9 @@ def test_a_pipe_gets_plain_lines_and_the_log_gets_the_same(tmp_path):
     out.waiting("a wait")
     out.ongoing(BAR)
     assert stream.getvalue().splitlines() == [
-        "Batch     128 global", "Warning   odd: runs/001", BAR
+        "Batch     128 global",
+        "Warning   odd: runs/001",
+        BAR,
     ]
     assert (tmp_path / "log.txt").read_text() == stream.getvalue()
 
@@ -123,9 +136,14 @@ def test_a_reader_that_goes_away_ends_the_output_and_not_the_run(is_terminal, tm
 
 @pytest.mark.usefixtures("terminal")
 @pytest.mark.parametrize("is_terminal", [False, True])
-@pytest.mark.parametrize("encoding, shown", [
-    ("ascii", r"run: \u65e5\udcff"), ("latin1", r"run: \u65e5\udcff"), ("utf-8", r"run: 日\udcff"),
-])
+@pytest.mark.parametrize(
+    "encoding, shown",
+    [
+        ("ascii", r"run: \u65e5\udcff"),
+        ("latin1", r"run: \u65e5\udcff"),
+        ("utf-8", r"run: 日\udcff"),
+    ],
+)
 def test_what_a_stream_cannot_encode_is_replaced_and_all_lines_come(encoding, shown, is_terminal):
     stream = io.TextIOWrapper(io.BytesIO(), encoding, write_through=True)
     stream.isatty = lambda: is_terminal
@@ -159,15 +177,18 @@ def test_warnings_of_towers_are_lines_and_those_of_libraries_stay_where_they_are
     assert [str(each.message) for each in others] == ["old", "of a library"]
 
 
-@pytest.mark.parametrize(("shown", "value", "expected"), [
-    (report.format_seconds, 59.6, "1:00"),
-    (report.format_seconds, 3723, "1:02:03"),
-    (report.format_loss, 0.08123, "0.0812"),
-    (report.format_loss, 0, "0.0000"),
-    (report.format_loss, 3e-5, "3.000e-05"),  # a tiny loss does not look like zero
-    (report.format_loss, 1e7, "1.000e+07"),
-    (report.format_values, {"loss": 0.0812, "accuracy": 0.9763}, "loss 0.0812  accuracy 0.976"),
-])
+@pytest.mark.parametrize(
+    ("shown", "value", "expected"),
+    [
+        (report.format_seconds, 59.6, "1:00"),
+        (report.format_seconds, 3723, "1:02:03"),
+        (report.format_loss, 0.08123, "0.0812"),
+        (report.format_loss, 0, "0.0000"),
+        (report.format_loss, 3e-5, "3.000e-05"),  # a tiny loss does not look like zero
+        (report.format_loss, 1e7, "1.000e+07"),
+        (report.format_values, {"loss": 0.0812, "accuracy": 0.9763}, "loss 0.0812  accuracy 0.976"),
+    ],
+)
 def test_a_number_is_shown_with_its_unit_and_few_digits(shown, value, expected):
     assert shown(value) == expected
 
@@ -184,7 +205,10 @@ def run_of(iterations, values=(0.75, 0.5), **config):
     model.history = SimpleNamespace(history={"val_accuracy": list(values)})
     step = SimpleNamespace(model=model, optimizer=SimpleNamespace(iterations=iterations))
     return SimpleNamespace(
-        config=TrainConfig(**config), step=step, steps_an_epoch=4, monitor=Monitor(),
+        config=TrainConfig(**config),
+        step=step,
+        steps_an_epoch=4,
+        monitor=Monitor(),
         first_iteration=100,
     )
 
@@ -222,15 +246,35 @@ def test_a_complete_run_says_whether_it_was_stopped_early(patience, early):
     ]
 
 
-@pytest.mark.parametrize(("step", "saved", "has_final", "models", "done"), [
-    (8, None, True, "final.keras holds the weights after 2 epochs", "Trained: 2 epochs"),
-    (6, 4, True, "final.keras holds the weights after 6 steps, best.keras those of epoch 1, the "
-     "best by val_accuracy", "Done: 6 steps"),
-    (4, 4, False, "final.keras is not written, best.keras holds the weights of epoch 1, the best "
-     "by val_accuracy", "Trained: 1 epoch"),
-    (1500, 8, False, "final.keras is not written, best.keras holds the weights of epoch 2",
-     "Trained: 375 epochs"),
-])
+@pytest.mark.parametrize(
+    ("step", "saved", "has_final", "models", "done"),
+    [
+        (8, None, True, "final.keras holds the weights after 2 epochs", "Trained: 2 epochs"),
+        (
+            6,
+            4,
+            True,
+            "final.keras holds the weights after 6 steps, best.keras those of epoch 1, the "
+            "best by val_accuracy",
+            "Done: 6 steps",
+        ),
+        (
+            4,
+            4,
+            False,
+            "final.keras is not written, best.keras holds the weights of epoch 1, the best "
+            "by val_accuracy",
+            "Trained: 1 epoch",
+        ),
+        (
+            1500,
+            8,
+            False,
+            "final.keras is not written, best.keras holds the weights of epoch 2",
+            "Trained: 375 epochs",
+        ),
+    ],
+)
 def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, models, done):
     train_state = TrainState(step=step, best_step=4, epochs_since_best=1, best_saved=saved)
     assert lines_of(
@@ -238,12 +282,15 @@ def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, mod
     ) == [f"Models    {models}", f"{done} in 1:01, best val_accuracy 0.7500 (epoch 1){WEIGHTS}"]
 
 
-@pytest.mark.parametrize(("values", "best"), [
-    ([0.5, 0.75, 0.75], "best val_accuracy 0.7500 (epoch 2)"),
-    ([math.nan, 0.5], "best val_accuracy 0.5000 (epoch 2)"),
-    ([math.nan], "no finite val_accuracy"),
-    ([], "no epoch is complete"),
-])
+@pytest.mark.parametrize(
+    ("values", "best"),
+    [
+        ([0.5, 0.75, 0.75], "best val_accuracy 0.7500 (epoch 2)"),
+        ([math.nan, 0.5], "best val_accuracy 0.5000 (epoch 2)"),
+        ([math.nan], "no finite val_accuracy"),
+        ([], "no epoch is complete"),
+    ],
+)
 def test_the_end_names_the_first_of_the_best_epochs_and_counts_what_was_left_out(values, best):
     train_state = TrainState(step=1500)
     done = lines_of(report.describe_end, run_of(1599, values), train_state, 61.0)[-1]
@@ -259,14 +306,19 @@ class Case:
 
     def __init__(self):
         self.optimizer = SimpleNamespace(iterations=6, dynamic_scale=16384.0)
-        self.state = TrainState(step=6, epoch=1, epoch_step=2,
-                                logs={"loss": 0.5, "accuracy": 0.75}, best_step=4)
+        self.state = TrainState(
+            step=6, epoch=1, epoch_step=2, logs={"loss": 0.5, "accuracy": 0.75}, best_step=4
+        )
         self._stream = io.StringIO()
         self.out = Report(self._stream)
         self.run = run = SimpleNamespace(
-            config=TrainConfig(epochs=12), step=SimpleNamespace(optimizer=self.optimizer),
-            steps_an_epoch=4, num_steps=48,
-            metrics=["loss", "accuracy"], columns=list(LOGS), first_iteration=0,
+            config=TrainConfig(epochs=12),
+            step=SimpleNamespace(optimizer=self.optimizer),
+            steps_an_epoch=4,
+            num_steps=48,
+            metrics=["loss", "accuracy"],
+            columns=list(LOGS),
+            first_iteration=0,
         )
         self.lines = ProgressLines(self.out, run, self.state)
         pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)
@@ -291,12 +343,15 @@ def test_a_step_is_shown_when_it_is_time_and_fits_80_columns_but_for_the_speed(m
     ]
 
 
-@pytest.mark.parametrize(("logs", "best_step", "second"), [
-    (LOGS, 6, ["             val_loss 0.2500  val_accuracy 0.875  (best)"]),
-    (LOGS, 4, ["             val_loss 0.2500  val_accuracy 0.875"]),
-    ({"loss": 0.5, "accuracy": 0.75}, 6, ["             (best)"]),
-    ({"loss": 0.5, "accuracy": 0.75}, 4, []),
-])
+@pytest.mark.parametrize(
+    ("logs", "best_step", "second"),
+    [
+        (LOGS, 6, ["             val_loss 0.2500  val_accuracy 0.875  (best)"]),
+        (LOGS, 4, ["             val_loss 0.2500  val_accuracy 0.875"]),
+        ({"loss": 0.5, "accuracy": 0.75}, 6, ["             (best)"]),
+        ({"loss": 0.5, "accuracy": 0.75}, 4, []),
+    ],
+)
 def test_an_epoch_has_two_lines(logs, best_step, second):
     case = Case()
     case.state.best_step, case.run.columns = best_step, list(logs)

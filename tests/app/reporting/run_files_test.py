@@ -106,14 +106,17 @@ def compiled(layer, loss="mse"):
     return model
 
 
-@pytest.mark.parametrize(("make", "unknown"), [
-    (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
-    (lambda: compiled(Registered()), None),
-    (lambda: compiled(Unregistered()), "class Unregistered"),
-    (lambda: compiled(keras.layers.Lambda(lambda x: 2 * x)), "a lambda"),
-    (lambda: compiled(Registered(), unregistered_loss), "function unregistered_loss"),
-    (lambda: compiled(Registered(), lambda y, p: keras.ops.mean(y - p)), "a lambda"),
-])
+@pytest.mark.parametrize(
+    ("make", "unknown"),
+    [
+        (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
+        (lambda: compiled(Registered()), None),
+        (lambda: compiled(Unregistered()), "class Unregistered"),
+        (lambda: compiled(keras.layers.Lambda(lambda x: 2 * x)), "a lambda"),
+        (lambda: compiled(Registered(), unregistered_loss), "function unregistered_loss"),
+        (lambda: compiled(Registered(), lambda y, p: keras.ops.mean(y - p)), "a lambda"),
+    ],
+)
 @pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
 def test_a_file_that_keras_cannot_read_back_is_told_before(make, unknown, tmp_path):
     model = make()
@@ -166,8 +169,10 @@ def read(directory):
 
 
 def values_of(directory, tag):
-    return [(event.step, float(tf.make_ndarray(event.tensor_proto)))
-            for event in read(directory).Tensors(tag)]
+    return [
+        (event.step, float(tf.make_ndarray(event.tensor_proto)))
+        for event in read(directory).Tensors(tag)
+    ]
 
 
 def test_a_runs_epochs_are_in_the_log_with_their_values(tmp_path):
@@ -211,12 +216,24 @@ def largest_file(size):
 
 # Charts
 @pytest.mark.telling("columns0-values0", "columns1-values4", "columns2-values2")
-@pytest.mark.parametrize("values", [
-    [], [0.5], [k / 100 for k in range(100)], [math.nan], [0.1, math.nan, -math.inf],
-])
-@pytest.mark.parametrize("columns", [
-    ["loss"], ["loss", "val_loss"], ["loss", "accuracy", "b", "c", "val_loss", "val_accuracy"],
-])
+@pytest.mark.parametrize(
+    "values",
+    [
+        [],
+        [0.5],
+        [k / 100 for k in range(100)],
+        [math.nan],
+        [0.1, math.nan, -math.inf],
+    ],
+)
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ["loss"],
+        ["loss", "val_loss"],
+        ["loss", "accuracy", "b", "c", "val_loss", "val_accuracy"],
+    ],
+)
 def test_curves_are_drawn_for_any_epochs_and_columns(columns, values, tmp_path):
     shown = dict.fromkeys(columns, values) if values else {}
     draw_curves(tmp_path / "results.png", shown, "a run", Monitor(columns[-1]))

@@ -26,26 +26,38 @@ def cells(shared=TrainConfig(), **lists):
 
 
 def test_the_cells_are_all_combinations_batches_before_gpu_counts():
-    found = cells(TrainConfig(num_towers=4), models=["cnn", "mlp"],
-                  batch_sizes=["64", "66"], gpu_counts=["1", "2"])
+    found = cells(
+        TrainConfig(num_towers=4),
+        models=["cnn", "mlp"],
+        batch_sizes=["64", "66"],
+        gpu_counts=["1", "2"],
+    )
     assert [row[:5] for row in found] == [
-        (model, batch, shard, gpus, 4) for model in ("cnn", "mlp")
-        for batch, shard in ((64, 16), (66, 17)) for gpus in (1, 2)
+        (model, batch, shard, gpus, 4)
+        for model in ("cnn", "mlp")
+        for batch, shard in ((64, 16), (66, 17))
+        for gpus in (1, 2)
     ]
     assert list(found.values())[-1] == TrainConfig(
         num_towers=4, model="mlp", batch_size=66, num_gpus=2
     )
 
 
-@pytest.mark.parametrize("change, message", [
-    ({"batch_sizes": []}, r"batch_sizes \(\) must be a list of .* such as batch_sizes=64,128"),
-    ({"gpu_counts": ["1", "two"]}, r"gpu_counts \(1,two\) must be a list of different whole"),
-    ({"gpu_counts": ["1.5"]}, r"gpu_counts \(1.5\)"),
-    ({"batch_sizes": ["64", "0"]}, r"batch_sizes \(64,0\)"),
-    ({"batch_sizes": ["64", "064"]}, r"batch_sizes \(64,064\)"),
-    ({"models": ["cnn", ""]}, r"model \(cnn,\)"),
-    ({"shared": TrainConfig(num_towers=2), "gpu_counts": ["4"]}, r"num_towers \(2\) is below the"),
-])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"batch_sizes": []}, r"batch_sizes \(\) must be a list of .* such as batch_sizes=64,128"),
+        ({"gpu_counts": ["1", "two"]}, r"gpu_counts \(1,two\) must be a list of different whole"),
+        ({"gpu_counts": ["1.5"]}, r"gpu_counts \(1.5\)"),
+        ({"batch_sizes": ["64", "0"]}, r"batch_sizes \(64,0\)"),
+        ({"batch_sizes": ["64", "064"]}, r"batch_sizes \(64,064\)"),
+        ({"models": ["cnn", ""]}, r"model \(cnn,\)"),
+        (
+            {"shared": TrainConfig(num_towers=2), "gpu_counts": ["4"]},
+            r"num_towers \(2\) is below the",
+        ),
+    ],
+)
 def test_what_no_run_could_have_is_an_error_that_names_it(change, message):
     with pytest.raises(ValueError, match=message):
         cells(**change)
@@ -57,14 +69,22 @@ def sweep(path, text, shared=TrainConfig(), gpu_counts=("1", "2"), **options):
     return run_sweep(cells, shared, path, [sys.executable, "-c", text], **options)
 
 
-@pytest.mark.parametrize("text, expected", [
-    ("import sys; print('noise', file=sys.stderr); sys.exit(f'error: {sys.argv[1:3]} are wrong.')",
-     "['--num_gpus=1', '--batch_size=64'] are wrong."),
-    ("1 / 0", "ZeroDivisionError: division by zero"),
-    ("raise SystemExit(1)", "the run ended with exit code 1"),
-    ("import os; os.kill(os.getpid(), 9)", "the run was killed by SIGKILL (is there too little m"),
-    ("pass", "the run left no figures: FileNotFoundError"),
-])
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (
+            "import sys; print('noise', file=sys.stderr); sys.exit(f'error: {sys.argv[1:3]} are wrong.')",
+            "['--num_gpus=1', '--batch_size=64'] are wrong.",
+        ),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("raise SystemExit(1)", "the run ended with exit code 1"),
+        (
+            "import os; os.kill(os.getpid(), 9)",
+            "the run was killed by SIGKILL (is there too little m",
+        ),
+        ("pass", "the run left no figures: FileNotFoundError"),
+    ],
+)
 def test_a_failed_cell_is_a_row_and_the_sweep_goes_on(text, expected, tmp_path, capsys):
     rows = sweep(tmp_path / "out", text)
     assert [row.num_gpus for row in rows] == [1, 2] and rows[0].error.startswith(expected)
@@ -120,16 +140,26 @@ time.sleep(100)
 
 
 @pytest.mark.telling("2-*", "9-*")
-@pytest.mark.parametrize("number, code", [
-    (signal.SIGINT, 130), (signal.SIGTERM, 143),
-    pytest.param(signal.SIGKILL, -9, marks=pytest.mark.skipif(
-        sys.platform != "linux", reason="Linux alone knows prctl")),
-])
+@pytest.mark.parametrize(
+    "number, code",
+    [
+        (signal.SIGINT, 130),
+        (signal.SIGTERM, 143),
+        pytest.param(
+            signal.SIGKILL,
+            -9,
+            marks=pytest.mark.skipif(sys.platform != "linux", reason="Linux alone knows prctl"),
+        ),
+    ],
+)
 def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", SWEEP.format(text=WAITS)], cwd=tmp_path, text=True,
+        [sys.executable, "-c", SWEEP.format(text=WAITS)],
+        cwd=tmp_path,
+        text=True,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     (pid,) = wait_for(tmp_path / "pid", seconds=60)
     with pytest.raises(ValueError, match=r"out_dir \(.*out\) is in use by another sweep"):
@@ -176,15 +206,29 @@ def test_a_row_has_the_last_accuracies_all_seconds_and_all_examples_by_all_secon
 
 
 def test_speedup_is_against_one_gpu_at_the_same_model_and_batch():
-    rows = with_speedups([
-        row(64, 4, 300), row(64, 1, 100), row(128, 4, 800), row(128, 1, 200), row(256, 4, 9),
-        row(64, 4, 50, "mlp"), row(64, 1, 500, "mlp"), row(512, 4, 9), row(512, 1, None),
-    ])
+    rows = with_speedups(
+        [
+            row(64, 4, 300),
+            row(64, 1, 100),
+            row(128, 4, 800),
+            row(128, 1, 200),
+            row(256, 4, 9),
+            row(64, 4, 50, "mlp"),
+            row(64, 1, 500, "mlp"),
+            row(512, 4, 9),
+            row(512, 1, None),
+        ]
+    )
     assert [(r.model, r.batch_size, r.num_gpus, r.speedup, r.efficiency) for r in rows] == [
-        ("cnn", 64, 1, 1, 1), ("cnn", 64, 4, 3, 0.75),
-        ("cnn", 128, 1, 1, 1), ("cnn", 128, 4, 4, 1),
-        ("cnn", 256, 4, None, None), ("cnn", 512, 1, None, None), ("cnn", 512, 4, None, None),
-        ("mlp", 64, 1, 1, 1), ("mlp", 64, 4, 0.1, 0.025),
+        ("cnn", 64, 1, 1, 1),
+        ("cnn", 64, 4, 3, 0.75),
+        ("cnn", 128, 1, 1, 1),
+        ("cnn", 128, 4, 4, 1),
+        ("cnn", 256, 4, None, None),
+        ("cnn", 512, 1, None, None),
+        ("cnn", 512, 4, None, None),
+        ("mlp", 64, 1, 1, 1),
+        ("mlp", 64, 4, 0.1, 0.025),
     ]
 
 
@@ -196,7 +240,8 @@ def test_the_table_comes_back_from_its_file_with_the_figures_of_earlier_versions
     write_table(tmp_path / "sweep.csv", rows)
     lines = (tmp_path / "sweep.csv").read_text().splitlines()
     assert (lines[0], lines[3]) == (
-        COLUMNS, 'cnn,128,128,1,1,,,,,,,,,,"a ""quoted"", listed error",,'
+        COLUMNS,
+        'cnn,128,128,1,1,,,,,,,,,,"a ""quoted"", listed error",,',
     )
     assert read_table(tmp_path / "sweep.csv") == rows
 
@@ -213,29 +258,61 @@ def test_a_table_that_cannot_be_written_is_one_line(tmp_path):
         write_table(tmp_path / "nowhere" / "sweep.csv", [])
 
 
-@pytest.mark.parametrize("speeds, on_gpus, expected", [
-    ({(64, 1): 1000, (64, 2): 900, (64, 4): 800, (256, 1): 1200, (256, 2): 2000, (256, 4): 3000},
-     True, "cnn is fastest at a global batch of 256 on 4 devices (3,000 examples/s); 2 devices pay "
-     "from a global batch of 256 on; 4 devices pay from a global batch of 256 on."),
-    ({(64, 1): 1000, (64, 2): 700, (1024, 1): 1000, (1024, 2): 900}, True,
-     "1 device (1,000 examples/s); 2 devices do not pay (0.90 times 1 device at 1,024): a step "
-     "computes too little for what it moves; try larger batches or --profile."),
-    ({(64, 1): 1000, (64, 2): 700}, False,
-     "On logical CPU devices, which say little about GPUs, cnn is fastest at a global batch of 64 "
-     "on 1 device (1,000 examples/s); 2 devices do not pay (0.70 times 1 device at 64): they share "
-     "the cores that 1 device has alone."),
-    ({(64, 1): None, (64, 2): 1000}, True,
-     "; 2 devices have no speed-up, because 1 device was not measured."),
-    # faster by chance at 32: slower again at 64
-    ({(32, 1): 10, (32, 2): 11, (64, 1): 10, (64, 2): 9, (128, 1): 10, (128, 2): 12}, True,
-     "; 2 devices pay from a global batch of 128 on."),
-    ({(64, 1): 10, (64, 2): 10}, True, "; 2 devices do not pay (1.00 times 1 device at 64): a step "
-     "computes too little for what it moves; try larger batches or --profile."),
-    # a batch without a speed-up
-    ({(64, 1): 10, (64, 2): 12, (128, 1): None, (128, 2): 20, (256, 1): 10, (256, 2): 15}, True,
-     "; 2 devices pay from a global batch of 64 on."),
-    ({(64, 1): None}, True, "No cell could run: it broke."),
-])
+@pytest.mark.parametrize(
+    "speeds, on_gpus, expected",
+    [
+        (
+            {
+                (64, 1): 1000,
+                (64, 2): 900,
+                (64, 4): 800,
+                (256, 1): 1200,
+                (256, 2): 2000,
+                (256, 4): 3000,
+            },
+            True,
+            "cnn is fastest at a global batch of 256 on 4 devices (3,000 examples/s); 2 devices pay "
+            "from a global batch of 256 on; 4 devices pay from a global batch of 256 on.",
+        ),
+        (
+            {(64, 1): 1000, (64, 2): 700, (1024, 1): 1000, (1024, 2): 900},
+            True,
+            "1 device (1,000 examples/s); 2 devices do not pay (0.90 times 1 device at 1,024): a step "
+            "computes too little for what it moves; try larger batches or --profile.",
+        ),
+        (
+            {(64, 1): 1000, (64, 2): 700},
+            False,
+            "On logical CPU devices, which say little about GPUs, cnn is fastest at a global batch of 64 "
+            "on 1 device (1,000 examples/s); 2 devices do not pay (0.70 times 1 device at 64): they share "
+            "the cores that 1 device has alone.",
+        ),
+        (
+            {(64, 1): None, (64, 2): 1000},
+            True,
+            "; 2 devices have no speed-up, because 1 device was not measured.",
+        ),
+        # faster by chance at 32: slower again at 64
+        (
+            {(32, 1): 10, (32, 2): 11, (64, 1): 10, (64, 2): 9, (128, 1): 10, (128, 2): 12},
+            True,
+            "; 2 devices pay from a global batch of 128 on.",
+        ),
+        (
+            {(64, 1): 10, (64, 2): 10},
+            True,
+            "; 2 devices do not pay (1.00 times 1 device at 64): a step "
+            "computes too little for what it moves; try larger batches or --profile.",
+        ),
+        # a batch without a speed-up
+        (
+            {(64, 1): 10, (64, 2): 12, (128, 1): None, (128, 2): 20, (256, 1): 10, (256, 2): 15},
+            True,
+            "; 2 devices pay from a global batch of 64 on.",
+        ),
+        ({(64, 1): None}, True, "No cell could run: it broke."),
+    ],
+)
 def test_it_names_the_fastest_setting_and_where_more_gpus_pay_or_why_not(speeds, on_gpus, expected):
     assert advice(of_speeds(speeds), on_gpus).endswith(expected)
 
@@ -247,10 +324,14 @@ def test_each_model_gets_its_clause():
 
 def test_useful_examples_decide_what_learns_fastest():
     """By hand: 1 / (1 + 64 / 64) of 100 and of 180 examples/s help, 1 / (1 + 256 / 64) of 300."""
-    rows = with_speedups([
-        row(64, 1, 100), row(64, 2, 180)._replace(noise_scale=64.0),
-        row(256, 2, 300)._replace(noise_scale=64.0), row(256, 4, None),
-    ])
+    rows = with_speedups(
+        [
+            row(64, 1, 100),
+            row(64, 2, 180)._replace(noise_scale=64.0),
+            row(256, 2, 300)._replace(noise_scale=64.0),
+            row(256, 4, None),
+        ]
+    )
     assert [r.useful_share for r in rows] == [0.5, 0.5, 0.2, None]
     assert (
         "cnn is fastest at a global batch of 256 on 2 devices (300 examples/s); counting the "
@@ -259,11 +340,14 @@ def test_useful_examples_decide_what_learns_fastest():
 
 
 @pytest.mark.telling("speeds2")
-@pytest.mark.parametrize("speeds", [
-    {(64, 1): 100},
-    {(64, 2): 100, (128, 1): 100},
-    {(64, 1): 1000, (64, 2): 50, (128, 1): 100, (128, 2): 150},
-])
+@pytest.mark.parametrize(
+    "speeds",
+    [
+        {(64, 1): 100},
+        {(64, 2): 100, (128, 1): 100},
+        {(64, 1): 1000, (64, 2): 50, (128, 1): 100, (128, 2): 150},
+    ],
+)
 def test_a_sweep_is_drawn_whatever_cells_are_done(speeds, tmp_path):
     draw_sweep(tmp_path / "sweep.png", of_speeds(speeds), "cnn on mnist", "a note")
     assert (tmp_path / "sweep.png").read_bytes().startswith(b"\x89PNG\r\n\x1a\n")

@@ -142,15 +142,22 @@ def test_the_newest_checkpoint_is_put_in_place(run, directory):
     np.testing.assert_array_equal(kernel.numpy(), before)
 
 
-@pytest.mark.parametrize("field, value, words", [
-    ("position", {"phase": 1}, "epoch-0-step-1 is no checkpoint of a run: "),
-    ("position", 5, "epoch-0-step-1 is no checkpoint of a run: "),
-    ("data", None, "epoch-0-step-1 is no checkpoint of a run: "),
-    ("config", 5, "epoch-0-step-1 is no checkpoint of a run: "),
-    ("config", {"model": "gru"}, r"another run: .*model \(gru then, .* Restore config.json"),
-    ("data", {"train": "0", "test": "0"}, "the train data are not those that .* was trained on"),
-    ("position", {"results": [[1, 0.5]]}, "a run with other columns than loss"),
-])
+@pytest.mark.parametrize(
+    "field, value, words",
+    [
+        ("position", {"phase": 1}, "epoch-0-step-1 is no checkpoint of a run: "),
+        ("position", 5, "epoch-0-step-1 is no checkpoint of a run: "),
+        ("data", None, "epoch-0-step-1 is no checkpoint of a run: "),
+        ("config", 5, "epoch-0-step-1 is no checkpoint of a run: "),
+        ("config", {"model": "gru"}, r"another run: .*model \(gru then, .* Restore config.json"),
+        (
+            "data",
+            {"train": "0", "test": "0"},
+            "the train data are not those that .* was trained on",
+        ),
+        ("position", {"results": [[1, 0.5]]}, "a run with other columns than loss"),
+    ],
+)
 def test_what_is_no_checkpoint_of_this_run_is_refused(field, value, words, run, directory):
     save(run, directory, TrainState())
     path = directory / run_dir.CHECKPOINTS / "epoch-0-step-0"
@@ -178,9 +185,7 @@ def test_what_works_with_one_worker_is_refused_for_several(monkeypatch):
 def test_the_other_workers_say_where_their_lines_go_and_nothing_else(capsys):
     out = report_of(OTHER, "its lines go to a file")
     out.line("never seen")
-    assert capsys.readouterr().out == (
-        "worker 1 of 2, at b:1: its lines go to a file\n"
-    )
+    assert capsys.readouterr().out == ("worker 1 of 2, at b:1: its lines go to a file\n")
 
 
 def test_who_is_alone_makes_its_directory_and_agrees(tmp_path):
@@ -201,15 +206,18 @@ def test_an_object_takes_the_place_of_its_name():
     assert (named.model, named.dataset, named.seed) == (PYTHON, PYTHON, 3)
 
 
-@pytest.mark.parametrize(("objects", "config", "message"), [
-    (UserObjects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
-    (UserObjects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),
-    (UserObjects(train=[1]), {"dataset": "music"}, r"dataset \(music\) is the configuration's"),
-    (UserObjects(train=[1]), {"data_dir": "x"}, r"data_dir \(x\) has no effect beside `train`"),
-    (UserObjects(test=[1]), {}, "`test` needs `train`"),
-    (UserObjects(model="mlp"), {}, r"model \('mlp'\) must be a keras.Model"),
-    (UserObjects(), {"model": PYTHON}, r"towers.train\(config, \.\.\.\) there"),
-])
+@pytest.mark.parametrize(
+    ("objects", "config", "message"),
+    [
+        (UserObjects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
+        (UserObjects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),
+        (UserObjects(train=[1]), {"dataset": "music"}, r"dataset \(music\) is the configuration's"),
+        (UserObjects(train=[1]), {"data_dir": "x"}, r"data_dir \(x\) has no effect beside `train`"),
+        (UserObjects(test=[1]), {}, "`test` needs `train`"),
+        (UserObjects(model="mlp"), {}, r"model \('mlp'\) must be a keras.Model"),
+        (UserObjects(), {"model": PYTHON}, r"towers.train\(config, \.\.\.\) there"),
+    ],
+)
 def test_what_is_given_twice_or_not_at_all_is_refused(objects, config, message):
     with pytest.raises(ValueError, match=message):
         objects.named_in(TrainConfig(**config))
@@ -220,11 +228,15 @@ class Recorder(keras.callbacks.Callback):
 
 
 RETURNED = {
-    "nothing": None, "two": [Recorder(), keras.callbacks.TerminateOnNaN()], "one": Recorder(),
-    "classes": [Recorder], "backups": [keras.callbacks.BackupAndRestore("backup")],
+    "nothing": None,
+    "two": [Recorder(), keras.callbacks.TerminateOnNaN()],
+    "one": Recorder(),
+    "classes": [Recorder],
+    "backups": [keras.callbacks.BackupAndRestore("backup")],
 }
 nothing, two, one, classes, backups = (
-    lambda returned=value: returned for value in RETURNED.values())
+    lambda returned=value: returned for value in RETURNED.values()
+)
 
 
 def test_a_users_function_brings_callbacks_before_those_of_a_script():
@@ -234,12 +246,15 @@ def test_a_users_function_brings_callbacks_before_those_of_a_script():
     assert load_callbacks(f"{__name__}:one", mine) == [RETURNED["one"], mine]  # as Keras' fit
 
 
-@pytest.mark.parametrize("name, message", [
-    ("classes", "returned <class .*Recorder'>, which is no keras"),
-    ("backups", "returned a BackupAndRestore, .*leave BackupAndRestore out"),
-    ("nothing", "returned None, which is no keras"),
-    ("none", "has no function 'none'"),
-])
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("classes", "returned <class .*Recorder'>, which is no keras"),
+        ("backups", "returned a BackupAndRestore, .*leave BackupAndRestore out"),
+        ("nothing", "returned None, which is no keras"),
+        ("none", "has no function 'none'"),
+    ],
+)
 def test_what_brings_no_callbacks_is_refused(name, message):
     with pytest.raises(ValueError, match=rf"callbacks \('{__name__}:{name}'\).*{message}"):
         load_callbacks(f"{__name__}:{name}")
@@ -274,10 +289,15 @@ class Pool(keras.layers.Layer):
 
 def _with(layer):
     def model(input_shape, num_classes):
-        return keras.Sequential([
-            keras.Input(input_shape), layer(name="mine"), keras.layers.Flatten(),
-            keras.layers.Dense(num_classes, activation="softmax"),
-        ])
+        return keras.Sequential(
+            [
+                keras.Input(input_shape),
+                layer(name="mine"),
+                keras.layers.Flatten(),
+                keras.layers.Dense(num_classes, activation="softmax"),
+            ]
+        )
+
     return model
 
 
@@ -304,17 +324,33 @@ def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
 
 
 @pytest.mark.telling("noise-*")
-@pytest.mark.parametrize("model, num_gpus, words", [
-    ("clock", 1, "/mine_1/Timestamp refuses: Timestamp cannot be called when determinism is "),
-    ("clock", 2, " refuses: Timestamp cannot be called when determinism is enabled. Leave "),
-    ("noise", 1, "/mine_1/RandomStandardNormal refuses: When determinism is enabled, random ops"),
-    ("pool", 1, f"_test.py:{Pool.call.__code__.co_firstlineno + 1}: --deterministic: an operation "
-     "refuses: tf.nn.fractional_max_pool requires "),
-])
+@pytest.mark.parametrize(
+    "model, num_gpus, words",
+    [
+        ("clock", 1, "/mine_1/Timestamp refuses: Timestamp cannot be called when determinism is "),
+        ("clock", 2, " refuses: Timestamp cannot be called when determinism is enabled. Leave "),
+        (
+            "noise",
+            1,
+            "/mine_1/RandomStandardNormal refuses: When determinism is enabled, random ops",
+        ),
+        (
+            "pool",
+            1,
+            f"_test.py:{Pool.call.__code__.co_firstlineno + 1}: --deterministic: an operation "
+            "refuses: tf.nn.fractional_max_pool requires ",
+        ),
+    ],
+)
 def test_an_operation_without_a_deterministic_kernel_is_one_line(model, num_gpus, words, tmp_path):
     code, _, stderr = train(
-        *DATA, "--deterministic", f"--model=tests.app.training.build_test:{model}",
-        f"--num_gpus={num_gpus}", "--num_towers=2", cwd=tmp_path, anew=num_gpus > 1,
+        *DATA,
+        "--deterministic",
+        f"--model=tests.app.training.build_test:{model}",
+        f"--num_gpus={num_gpus}",
+        "--num_towers=2",
+        cwd=tmp_path,
+        anew=num_gpus > 1,
     )  # with two devices, only TensorFlow's messages in the log may name the cause
     assert (code, stderr.count("\n")) == (2, 1), stderr
     assert stderr.startswith("error: ") and "--deterministic: " in stderr and words in stderr
@@ -326,19 +362,30 @@ UNSUPPORTED = "Determinism is not yet supported for Dilation2DBackpropFilter."
 SEED = "When determinism is enabled, random ops must have a seed specified."
 
 
-@pytest.mark.parametrize("message, line", [
-    (f"Graph execution error:\n\n{GPU}\n\t [[{{{{node a/b_1/Adjust}}}}]] [Op:__inference_f_1]",
-     f"a/b_1/Adjust refuses: {GPU} Leave `deterministic` out, or replace that layer."),
-    (f"{{{{function_node __wrapped__Dilation}}}} {UNSUPPORTED} [Op:Dilation2D] name: ",
-     f"Dilation2D refuses: {UNSUPPORTED} Leave `deterministic` out, or replace that layer."),
-    (f"Exception encountered when calling Noise.call().\n\n\x1b[1m{{{{function_node __w}}}} {SEED} "
-     "[Op:RandomStandardNormal] name: \x1b[0m\n\nArguments received",
-     f"RandomStandardNormal refuses: {SEED} Leave `deterministic` out, or replace that "
-     "layer."),
-    (f"W0000 00:00:1.2 3 op_kernel.cc:1834] OP_REQUIRES failed at r.cc:69 : INVALID_ARGUMENT: "
-     f"{SEED}\nW0000 CANCELLED\n\t [[{{{{node tower_1/StatefulPartitionedCall/_18}}}}]]",
-     f"an operation refuses: {SEED} Leave `deterministic` out, or replace that layer."),
-])
+@pytest.mark.parametrize(
+    "message, line",
+    [
+        (
+            f"Graph execution error:\n\n{GPU}\n\t [[{{{{node a/b_1/Adjust}}}}]] [Op:__inference_f_1]",
+            f"a/b_1/Adjust refuses: {GPU} Leave `deterministic` out, or replace that layer.",
+        ),
+        (
+            f"{{{{function_node __wrapped__Dilation}}}} {UNSUPPORTED} [Op:Dilation2D] name: ",
+            f"Dilation2D refuses: {UNSUPPORTED} Leave `deterministic` out, or replace that layer.",
+        ),
+        (
+            f"Exception encountered when calling Noise.call().\n\n\x1b[1m{{{{function_node __w}}}} {SEED} "
+            "[Op:RandomStandardNormal] name: \x1b[0m\n\nArguments received",
+            f"RandomStandardNormal refuses: {SEED} Leave `deterministic` out, or replace that "
+            "layer.",
+        ),
+        (
+            f"W0000 00:00:1.2 3 op_kernel.cc:1834] OP_REQUIRES failed at r.cc:69 : INVALID_ARGUMENT: "
+            f"{SEED}\nW0000 CANCELLED\n\t [[{{{{node tower_1/StatefulPartitionedCall/_18}}}}]]",
+            f"an operation refuses: {SEED} Leave `deterministic` out, or replace that layer.",
+        ),
+    ],
+)
 def test_a_refusal_is_explained_from_what_tensorflow_says(message, line):
     assert failures.refusal(message) == f"`deterministic`: {line}"
 
@@ -351,13 +398,20 @@ UNIMPLEMENTED = tf.errors.UnimplementedError(None, None, GPU)
 LOGGED = f"Data  \xff\nW0000 00:00 UNIMPLEMENTED: {GPU}\nmore\nRESOURCE_EXHAUSTED: Out of memory\n"
 
 
-@pytest.mark.parametrize("config, error, words", [
-    (PLAIN, EXHAUSTED, ("1,025 examples a tower", "`batch_size` than 2,050", " num_towers=4")),
-    (DETERMINISTIC, EXHAUSTED, ("34 examples a tower", " num_towers=6")),  # the largest shard
-    (PLAIN, CANCELLED, ("1,025 examples a tower",)),
-    (DETERMINISTIC, UNIMPLEMENTED, ("`deterministic`: an operation refuses: A deterministic GPU",)),
-    (DETERMINISTIC, CANCELLED, ("`deterministic`: an operation refuses: A deterministic GPU",)),
-])
+@pytest.mark.parametrize(
+    "config, error, words",
+    [
+        (PLAIN, EXHAUSTED, ("1,025 examples a tower", "`batch_size` than 2,050", " num_towers=4")),
+        (DETERMINISTIC, EXHAUSTED, ("34 examples a tower", " num_towers=6")),  # the largest shard
+        (PLAIN, CANCELLED, ("1,025 examples a tower",)),
+        (
+            DETERMINISTIC,
+            UNIMPLEMENTED,
+            ("`deterministic`: an operation refuses: A deterministic GPU",),
+        ),
+        (DETERMINISTIC, CANCELLED, ("`deterministic`: an operation refuses: A deterministic GPU",)),
+    ],
+)
 def test_a_device_that_fails_is_explained_by_the_error_or_by_the_log_of_a_cancelled_transfer(
     config, error, words, tmp_path
 ):
@@ -367,11 +421,16 @@ def test_a_device_that_fails_is_explained_by_the_error_or_by_the_log_of_a_cancel
     assert all(word in str(caught.value) for word in words) and caught.value.__cause__ is error
 
 
-@pytest.mark.parametrize("config, error", [
-    (PLAIN, UNIMPLEMENTED), (PLAIN, KeyError("x")), (DETERMINISTIC, CANCELLED),
-    (DETERMINISTIC, tf.errors.UnimplementedError(None, None, "no kernel for uint3")),
-    (DETERMINISTIC, ValueError("the gradient of deterministic_dense/kernel is NaN")),
-])
+@pytest.mark.parametrize(
+    "config, error",
+    [
+        (PLAIN, UNIMPLEMENTED),
+        (PLAIN, KeyError("x")),
+        (DETERMINISTIC, CANCELLED),
+        (DETERMINISTIC, tf.errors.UnimplementedError(None, None, "no kernel for uint3")),
+        (DETERMINISTIC, ValueError("the gradient of deterministic_dense/kernel is NaN")),
+    ],
+)
 @pytest.mark.parametrize("log", ["absent", "log.txt"])
 def test_other_errors_stay_what_they_are(config, error, log, tmp_path):
     (tmp_path / "log.txt").write_text("another reason")

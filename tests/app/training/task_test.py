@@ -75,8 +75,10 @@ def two_outputs_model():
     outputs = {"size": L.Dense(1, name="size")(h), "kind": L.Dense(3, "softmax", name="kind")(h)}
     model = keras.Model({"a": a, "words": words}, outputs)
     model.compile(
-        "adam", {"size": "mse", "kind": "sparse_categorical_crossentropy"},
-        loss_weights={"size": 1.0, "kind": 0.5}, metrics={"kind": ["accuracy"]},
+        "adam",
+        {"size": "mse", "kind": "sparse_categorical_crossentropy"},
+        loss_weights={"size": 1.0, "kind": 0.5},
+        metrics={"kind": ["accuracy"]},
         weighted_metrics={"size": ["mae"]},
     )
     return model
@@ -154,17 +156,23 @@ def _seeded(make):
 
 def test_the_steps_are_those_of_keras_own_fit_also_with_sample_weights(float64, capsys):
     """In the same order: one batch an epoch."""
+
     def make():
         keras.utils.set_random_seed(0)
         return two_outputs_model()
 
     data, test = two_outputs_data()
     weighted = (*data, np.linspace(0.0, 2.0, NUM_TRAIN))
-    expected = make().fit(
-        *weighted[:2], NUM_TRAIN, 3, 0, validation_data=test, sample_weight=weighted[2]
-    ).history
+    expected = (
+        make()
+        .fit(*weighted[:2], NUM_TRAIN, 3, 0, validation_data=test, sample_weight=weighted[2])
+        .history
+    )
     given = config(
-        batch_size=NUM_TRAIN, epochs=3, num_towers=2, verify_gradients=True,
+        batch_size=NUM_TRAIN,
+        epochs=3,
+        num_towers=2,
+        verify_gradients=True,
         monitor="val_kind_accuracy",
     )
     history = towers.train(given, model=make(), train=weighted, test=test)
@@ -203,10 +211,14 @@ def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capfd):
 
 
 @pytest.mark.telling("True-<lambda>2", "False-<lambda>1")
-@pytest.mark.parametrize("batched", [
-    lambda data: data.batch(4), lambda data: data.batch(4, drop_remainder=True),
-    lambda data: data.batch(4).map(lambda x, y: (x, tf.cast(y, tf.float32))).prefetch(1),
-])
+@pytest.mark.parametrize(
+    "batched",
+    [
+        lambda data: data.batch(4),
+        lambda data: data.batch(4, drop_remainder=True),
+        lambda data: data.batch(4).map(lambda x, y: (x, tf.cast(y, tf.float32))).prefetch(1),
+    ],
+)
 @pytest.mark.parametrize("is_built", [True, False])
 def test_a_batched_dataset_is_an_error_that_suggests_unbatch(batched, is_built):
     data = batched(tf.data.Dataset.from_tensor_slices((numbers(3), numbers(1))))
@@ -252,12 +264,15 @@ def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_
     assert [len(row) for row in position["results"]] == [8, 8]
 
 
-@pytest.mark.parametrize(("values", "message"), [
-    ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
-    ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
-    ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
-    ({"model": "cnn", "dataset": "music"}, r"model=cnn does not take .* of shape \(49,\): "),
-])
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
+        ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
+        ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
+        ({"model": "cnn", "dataset": "music"}, r"model=cnn does not take .* of shape \(49,\): "),
+    ],
+)
 def test_values_that_do_not_fit_the_data_are_errors_before_there_is_a_directory(values, message):
     with pytest.raises(ValueError, match=message):
         towers.train(config(**{**OF_REGRESSION, **values}))
@@ -314,8 +329,10 @@ def test_a_task_of_two_outputs_has_the_same_augmented_batches_of_rows_and_arrays
         objects = UserObjects(two_outputs_model(), *splits)
         run = build(objects.named_in(given), objects)
         describe(run, Report(shown), "run")
-        found = [tf.nest.map_structure(lambda a: a.numpy().tolist(), batch)
-                 for batch in shuffled_batches(run.train, 8, seed=1, epoch=1)]
+        found = [
+            tf.nest.map_structure(lambda a: a.numpy().tolist(), batch)
+            for batch in shuffled_batches(run.train, 8, seed=1, epoch=1)
+        ]
         assert AUGMENTED
         return found
 

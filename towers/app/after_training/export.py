@@ -1,6 +1,6 @@
 """Exports a trained model as a SavedModel, which works without towers and without its classes.
 
-    served = tf.saved_model.load(path); served.serve(x)
+served = tf.saved_model.load(path); served.serve(x)
 """
 
 from collections.abc import Sequence
@@ -30,7 +30,9 @@ def check(path: str | None) -> None:
 
 
 def export_model(
-    model: keras.Model | Path, path: str, class_names: Sequence[str] = (),
+    model: keras.Model | Path,
+    path: str,
+    class_names: Sequence[str] = (),
     divided: Sequence[bool] = (),
 ) -> list[str]:
     """Writes a model, or its .keras file, with Keras' `export`; returns lines that describe it.

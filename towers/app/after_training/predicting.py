@@ -85,7 +85,9 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
 
 
 def write_predictions(
-    path: str, outputs: Mapping[str, np.ndarray], files: Sequence[str] = (),
+    path: str,
+    outputs: Mapping[str, np.ndarray],
+    files: Sequence[str] = (),
     class_names: Sequence[str] = (),
 ) -> None:
     """Writes a model's outputs, [N, ...] each, to a file that appears when it is complete.
@@ -118,9 +120,12 @@ def _write_csv(
     path: Path, outputs: Sequence[np.ndarray], files: Sequence[str], class_names: Sequence[str]
 ) -> None:
     values = outputs[0].astype(np.float64)
-    if len(outputs) > 1 or values.ndim != 2 or (values < 0).any() or (
-        np.abs(values.sum(axis=1) - 1) > _LARGEST_DEVIATION
-    ).any():
+    if (
+        len(outputs) > 1
+        or values.ndim != 2
+        or (values < 0).any()
+        or (np.abs(values.sum(axis=1) - 1) > _LARGEST_DEVIATION).any()
+    ):
         raise ValueError(
             "a .csv file takes the probabilities of one output's classes, which add up to 1 for "
             "each example; this model's outputs have shapes "
@@ -184,8 +189,13 @@ def _prepare(
         out.warn(warning)
     own_rows, size = reads_own_rows(examples), config.global_batch_size(num_devices)
     parallel = parallel_on(
-        model, devices, num_towers, gpus_per_tower=each, stages=config.stage_names,
-        own_rows=own_rows, full_batch=FullBatch(size),
+        model,
+        devices,
+        num_towers,
+        gpus_per_tower=each,
+        stages=config.stage_names,
+        own_rows=own_rows,
+        full_batch=FullBatch(size),
     )
     rows = partial(rows_of_towers, num_towers, local) if own_rows else None
 
@@ -208,8 +218,12 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
         dataset = image_folder.load_flat(config.data_dir, shape or ())
     if dataset is None:
         load = partial(
-            datasets.load, config.dataset, config.data_dir, input_shape=shape or (28, 28, 1),
-            num_classes=outputs[-1] if outputs else 10, features=config.features,
+            datasets.load,
+            config.dataset,
+            config.data_dir,
+            input_shape=shape or (28, 28, 1),
+            num_classes=outputs[-1] if outputs else 10,
+            features=config.features,
             image_size=config.image_shape,
         )
         if config.model != PYTHON and (source := models.load(config.model)).knows_shapes:
@@ -220,8 +234,10 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
         raise ValueError(f"{argument} ({file}): dataset={config.dataset} has no test examples.")
     found = dataset.input_shape
     # A None in the model's shape matches any length.
-    if shape is not None and found is not None and not (
-        tf.TensorShape(shape).is_compatible_with(found)
+    if (
+        shape is not None
+        and found is not None
+        and not (tf.TensorShape(shape).is_compatible_with(found))
     ):
         raise ValueError(
             f"{argument} ({file}) takes inputs of shape {shape}, and dataset={config.dataset} has "

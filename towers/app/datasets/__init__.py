@@ -6,16 +6,29 @@ from functools import partial
 
 from towers.app import named
 from towers.app.datasets import (
-    cifar10, fashion_mnist, image_folder, mnist, music, npz, record_files, synthetic, user,
+    cifar10,
+    fashion_mnist,
+    image_folder,
+    mnist,
+    music,
+    npz,
+    record_files,
+    synthetic,
+    user,
 )
 from towers.app.datasets.dataset import Dataset, check_arrays
 from towers.app.datasets.user import num_examples
 
 # To add a data set: a file in this folder with load(data_dir) -> Dataset, and a line here.
 _LOADERS: dict[str, Callable[..., Dataset]] = {
-    "mnist": mnist.load, "fashion_mnist": fashion_mnist.load, "cifar10": cifar10.load,
-    "music": music.load, "image_folder": image_folder.load, "npz": npz.load,
-    "synthetic": synthetic.load, "array_record": partial(record_files.load, "array_record"),
+    "mnist": mnist.load,
+    "fashion_mnist": fashion_mnist.load,
+    "cifar10": cifar10.load,
+    "music": music.load,
+    "image_folder": image_folder.load,
+    "npz": npz.load,
+    "synthetic": synthetic.load,
+    "array_record": partial(record_files.load, "array_record"),
     "tfrecord": partial(record_files.load, "tfrecord"),
 }
 NAMES = tuple(_LOADERS)
@@ -24,8 +37,13 @@ __all__ = ["NAMES", "Dataset", "check_arrays", "load", "num_examples"]
 
 
 def load(
-    name: str, data_dir: str | None = None, *, input_shape: tuple[int, ...], num_classes: int,
-    custom_loss: bool = False, features: str | None = None,
+    name: str,
+    data_dir: str | None = None,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    custom_loss: bool = False,
+    features: str | None = None,
     image_size: tuple[int, int, int | None] | None = None,
 ) -> Dataset:
     """Loads the data set with this name.
@@ -53,7 +71,11 @@ def load(
                 f"{argument} ({value}) has no effect with dataset={name}; leave it out."
             )
     given = {
-        "data_dir": data_dir, "input_shape": input_shape, "num_classes": num_classes,
-        "custom_loss": custom_loss, "features": features, "image_size": image_size,
+        "data_dir": data_dir,
+        "input_shape": input_shape,
+        "num_classes": num_classes,
+        "custom_loss": custom_loss,
+        "features": features,
+        "image_size": image_size,
     }
     return loader(**{key: value for key, value in given.items() if key in taken})

@@ -1,8 +1,8 @@
 """Checks and converts arrays in memory. A classifier gets float32 examples and int32 labels.
 
-    x                  one array, or a dict, tuple or list of arrays [N, ...]
-    (x, y)             y: integer labels or targets, in the forms that x may have
-    (x, y, weights)    weights: the sample weight of each example
+x                  one array, or a dict, tuple or list of arrays [N, ...]
+(x, y)             y: integer labels or targets, in the forms that x may have
+(x, y, weights)    weights: the sample weight of each example
 """
 
 from typing import Any

@@ -26,9 +26,19 @@ _AREA, _ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 # These TensorFlow operations draw from a hidden state, which the example's seed does not set.
 _STATEFUL = {
-    "RandomUniform", "RandomUniformInt", "RandomStandardNormal", "TruncatedNormal",
-    "ParameterizedTruncatedNormal", "RandomGamma", "RandomPoissonV2", "RandomShuffle",
-    "Multinomial", "StatefulUniform", "StatefulStandardNormalV2", "PyFunc", "EagerPyFunc",
+    "RandomUniform",
+    "RandomUniformInt",
+    "RandomStandardNormal",
+    "TruncatedNormal",
+    "ParameterizedTruncatedNormal",
+    "RandomGamma",
+    "RandomPoissonV2",
+    "RandomShuffle",
+    "Multinomial",
+    "StatefulUniform",
+    "StatefulStandardNormalV2",
+    "PyFunc",
+    "EagerPyFunc",
 }
 
 
@@ -79,7 +89,11 @@ def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     else:
         crop_seed, flip_seed = tf.unstack(tf.random.split(seed, 2))
         begin, size, _ = tf.image.stateless_sample_distorted_bounding_box(
-            x.shape, tf.zeros([1, 0, 4]), crop_seed, aspect_ratio_range=_ASPECT, area_range=_AREA,
+            x.shape,
+            tf.zeros([1, 0, 4]),
+            crop_seed,
+            aspect_ratio_range=_ASPECT,
+            area_range=_AREA,
             use_image_if_no_bounding_boxes=True,
         )
         resized = tf.image.resize(tf.slice(x, begin, size), x.shape[:2])
@@ -129,6 +143,7 @@ def _import(name: str, spec: Any) -> Change:
 
 def _of_layer(layer: keras.layers.Layer, spec: Any) -> Change:
     """Makes a function of (x, seed) from a layer that takes batches and draws random numbers."""
+
     def call(x: Any) -> Any:
         batch = layer(tf.nest.map_structure(lambda tensor: tensor[tf.newaxis], x), training=True)
         return tf.nest.map_structure(lambda tensor: tensor[0], batch)

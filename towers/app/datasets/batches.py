@@ -60,7 +60,11 @@ def digest(examples: Examples) -> str:
 
 
 def shuffled_batches(
-    examples: Examples, batch_size: int, seed: int, epoch: int, start_step: int = 0,
+    examples: Examples,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    start_step: int = 0,
     rows: Any = None,
 ) -> Batches:
     """Returns the shuffled global batches of an epoch, after `start_step` steps that are done.
@@ -72,6 +76,7 @@ def shuffled_batches(
     rest = Epoch(batch_size, start_step, seed, epoch, rows=rows)
     key, augment = rest.key, examples.augment
     if augment is not None:
+
         def change(index: tf.Tensor, x: Any) -> Any:
             changed = partial(augment, x, example_seed(key, index))
             return changed() if rows is None else tf.cond(index < 0, lambda: x, changed)

@@ -111,9 +111,7 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int | None, where: s
         wanted = f"labels must lie in 0 to {num_classes and num_classes - 1}"
         if num_classes is None:
             wanted = "number the classes 0, 1, 2 and so on, and leave out examples without a class"
-        raise ValueError(
-            f"{where}: label {y[index]} of example {index} is out of range; {wanted}."
-        )
+        raise ValueError(f"{where}: label {y[index]} of example {index} is out of range; {wanted}.")
     check_finite(x, where)
 
 

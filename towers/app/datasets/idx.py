@@ -1,6 +1,6 @@
 """Reads a Dataset from the four IDX files of MNIST, or of a similar data set, in a directory.
 
-    an IDX file: 0, 0, type, rank | rank big-endian uint32 sizes | values
+an IDX file: 0, 0, type, rank | rank big-endian uint32 sizes | values
 """
 
 import gzip

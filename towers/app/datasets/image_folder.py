@@ -164,8 +164,21 @@ def _undecodable(path: Path, error: Exception) -> ValueError:
 
 
 SUFFIXES = (
-    ".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".avif",
-    ".jp2", ".ppm", ".pgm", ".pbm",
+    ".jpg",
+    ".jpeg",
+    ".jpe",
+    ".jfif",
+    ".png",
+    ".gif",
+    ".bmp",
+    ".webp",
+    ".tif",
+    ".tiff",
+    ".avif",
+    ".jp2",
+    ".ppm",
+    ".pgm",
+    ".pbm",
 )
 # The first of TESTS that exists is used: a test folder beside val often has no labels.
 TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
@@ -203,10 +216,16 @@ def load(data_dir: str | None, image_size: tuple[int, int, int | None] | None = 
     if fits(4 * math.prod(shape) * (len(train) + len(test))):
         splits = [(files.decoded(), files.labels) for files in splits]
     return Dataset(
-        "image_folder", splits[0], splits[1], len(classes), shape,
+        "image_folder",
+        splits[0],
+        splits[1],
+        len(classes),
+        shape,
         notes=[f"images of {describe_shape(shape)} (height x width x channels)"],
         warnings=[*warnings, *_unused(directory, left_out)],
-        class_names=classes, test_names=list(test), divided=[True],
+        class_names=classes,
+        test_names=list(test),
+        divided=[True],
     )
 
 
@@ -227,7 +246,13 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         found = (shape[0] or found[0], shape[1] or found[1], channels)
     files = ImageFiles(directory, names, np.zeros(len(names), np.int32), found)
     return Dataset(
-        "image_folder", files, files, 1, found, test_names=names, divided=[True],
+        "image_folder",
+        files,
+        files,
+        1,
+        found,
+        test_names=names,
+        divided=[True],
         warnings=_unused(directory, left_out),
     )
 
@@ -243,9 +268,9 @@ def _common_shape(
     """Returns (height, width, channels) for all images, and a warning if some images differ."""
     if asked is not None and asked[2] is not None:
         return (*asked[:2], asked[2]), []
-    shapes = {n: image_shape(directory / n) for n in names[::-(-len(names) // LOOKED_AT)]}
-    (size, _), = Counter(shape[:2] for shape in shapes.values()).most_common(1)
-    (channels, _), = Counter(shape[2] for shape in shapes.values()).most_common(1)
+    shapes = {n: image_shape(directory / n) for n in names[:: -(-len(names) // LOOKED_AT)]}
+    ((size, _),) = Counter(shape[:2] for shape in shapes.values()).most_common(1)
+    ((channels, _),) = Counter(shape[2] for shape in shapes.values()).most_common(1)
     shape = (*(size if asked is None else asked[:2]), channels)
     others = [name for name, found in shapes.items() if found != shape]
     if asked is not None or not others:

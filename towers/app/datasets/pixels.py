@@ -37,10 +37,15 @@ def divided_parts(x: Any) -> list[bool]:
 
 def divided(x: Any, parts: Sequence[bool]) -> Any:
     """Divides by 255 the marked parts of x, an example or a batch of arrays or tensors."""
-    return _with_parts(x, parts, lambda part: (
-        np.divide(part, np.float32(255), dtype=np.float32) if isinstance(part, np.ndarray)
-        else tf.cast(part, tf.float32) / 255
-    ))
+    return _with_parts(
+        x,
+        parts,
+        lambda part: (
+            np.divide(part, np.float32(255), dtype=np.float32)
+            if isinstance(part, np.ndarray)
+            else tf.cast(part, tf.float32) / 255
+        ),
+    )
 
 
 def with_bytes(parts: Sequence[bool]) -> Callable[..., Any]:
@@ -101,8 +106,11 @@ def notes(train: Any, test: Any = None) -> list[str]:
     train, test: the specs of one x of each split; test may be None.
     """
     parts, test_parts = (
-        ["x" + "".join(f"[{key!r}]" for key in path)
-         for path, spec in keras.tree.flatten_with_path(x) if _are_pixels(spec)]
+        [
+            "x" + "".join(f"[{key!r}]" for key in path)
+            for path, spec in keras.tree.flatten_with_path(x)
+            if _are_pixels(spec)
+        ]
         for x in (train, train if test is None else test)
     )
     for path in {*parts} ^ {*test_parts}:

@@ -1,6 +1,6 @@
 """Reads examples by their index while training runs.
 
-    indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
+indices of a batch  ->  arrays [B, ...]  ->  the batches that arrays in memory would give
 """
 
 import threading
@@ -16,7 +16,12 @@ from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.reading.examples import ArrayRecords, Source, read_example
 from towers.app.reading.readers import Readers
 from towers.resume.source import (
-    DataSource, Epoch, ExplainedBatches, InputOptions, as_written, of_batches,
+    DataSource,
+    Epoch,
+    ExplainedBatches,
+    InputOptions,
+    as_written,
+    of_batches,
 )
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}

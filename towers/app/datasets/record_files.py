@@ -56,8 +56,10 @@ def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
         raise ValueError(f"dataset={dataset} needs data_dir=DIR, with {forms}.")
     directory = Path(data_dir)
     names = sorted(
-        str(path.relative_to(directory)) for pattern in (f"*.{dataset}*", f"*/*.{dataset}*")
-        for path in directory.glob(pattern) if path.is_file()
+        str(path.relative_to(directory))
+        for pattern in (f"*.{dataset}*", f"*/*.{dataset}*")
+        for path in directory.glob(pattern)
+        if path.is_file()
     )
     train, *tests = (
         [name for name in names if word in re.split(r"[^a-z]+", name.lower())]
@@ -94,8 +96,9 @@ class TfRecords(Streamed):
         places = epoch.order(tf.range(count, dtype=tf.int64), count).numpy()
         paths, _, *others = zip(*[self.files[place] for place in places], strict=True)
         return tf.data.Dataset.from_tensor_slices((list(paths), *map(list, others))).flat_map(
-            lambda path, compression, begin:
-            tf.data.TFRecordDataset(path, compression).enumerate(tf.cast(begin, tf.int64))
+            lambda path, compression, begin: tf.data.TFRecordDataset(path, compression).enumerate(
+                tf.cast(begin, tf.int64)
+            )
         )
 
 
@@ -112,7 +115,9 @@ def _tf_records(paths: dict[str, str], where: str, features: str, num_classes: i
     records = tf.data.Dataset.from_tensor_slices((list(paths.values()), list(compressions)))
     begins = accumulate(counts, initial=0)
     split = TfRecords(
-        records.flat_map(tf.data.TFRecordDataset), where, sum(counts),
+        records.flat_map(tf.data.TFRecordDataset),
+        where,
+        sum(counts),
         named.import_function(features, "features"),
         files=list(zip(paths.values(), paths, compressions, begins)),
     )
@@ -147,7 +152,7 @@ def count_records(path: str) -> tuple[int, str]:
         compressions = [kind for begin, kind in _COMPRESSED.items() if head.startswith(begin)]
         if not compressions:
             raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
-        compression, = compressions
+        (compression,) = compressions
         records = tf.data.TFRecordDataset(path, compression)
         return count_elements(records, f"counting the records of {path}"), compression
     except OSError as error:

@@ -8,8 +8,11 @@ from towers.app.datasets.dataset import Arrays, Dataset
 
 
 def load(
-    input_shape: tuple[int, ...], num_classes: int, num_train: int | None = None,
-    num_test: int | None = None, seed: int = 0,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    num_train: int | None = None,
+    num_test: int | None = None,
+    seed: int = 0,
 ) -> Dataset:
     """Makes noise around one random prototype for each class, so that training lowers the loss.
 

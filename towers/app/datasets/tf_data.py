@@ -16,13 +16,25 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app.datasets.dataset import (
-    Found, MEMORY_SHARE, describe, fits, is_pair, other_length, usable_memory,
+    Found,
+    MEMORY_SHARE,
+    describe,
+    fits,
+    is_pair,
+    other_length,
+    usable_memory,
 )
 from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
 from towers.resume.source import (
-    DataSource, Epoch, ExplainedBatches, InputOptions, count_elements, of_examples, read_through,
+    DataSource,
+    Epoch,
+    ExplainedBatches,
+    InputOptions,
+    count_elements,
+    of_examples,
+    read_through,
     with_x,
 )
 from towers.step.structures import is_composite
@@ -191,8 +203,10 @@ def _example_bytes(dataset: tf.data.Dataset) -> int | None:
     """Returns the bytes of one example; None if they are unknown, as for text or ragged tensors."""
     specs = tf.nest.flatten(dataset.element_spec)
     if all(
-        isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
-        and spec.dtype not in (tf.string, tf.resource, tf.variant) for spec in specs
+        isinstance(spec, tf.TensorSpec)
+        and spec.shape.is_fully_defined()
+        and spec.dtype not in (tf.string, tf.resource, tf.variant)
+        for spec in specs
     ):
         return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
     return None

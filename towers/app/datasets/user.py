@@ -45,8 +45,13 @@ def named_classes(spec: str, argument: str) -> int | None:
 
 
 def from_splits(
-    name: str, train: Any, test: Any, *, custom_loss: bool = False,
-    num_classes: int | None = None, where: Sequence[str] = (),
+    name: str,
+    train: Any,
+    test: Any,
+    *,
+    custom_loss: bool = False,
+    num_classes: int | None = None,
+    where: Sequence[str] = (),
 ) -> Dataset:
     """Makes a data set of the user's training and test data, which have the same form.
 
@@ -68,11 +73,16 @@ def from_splits(
         what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
     places = where or (f"{name} (train)", f"{name} (test)")
-    return of_splits(name, [
-        split_of(split, place, num_classes, custom_loss)
-        for split_of, split, place in zip(makers, (train, test), places, strict=True)
-        if split is not None
-    ], places, custom_loss)
+    return of_splits(
+        name,
+        [
+            split_of(split, place, num_classes, custom_loss)
+            for split_of, split, place in zip(makers, (train, test), places, strict=True)
+            if split is not None
+        ],
+        places,
+        custom_loss,
+    )
 
 
 def of_splits(
@@ -88,8 +98,13 @@ def of_splits(
             f"examples of {places[0]} have {first[0]} and {first[1]}. Give both the same."
         )
     return Dataset(
-        name, splits[0], splits[1] if others else None, None if custom_loss else max(counts),
-        first[0], notes, divided=pixels.divided_parts(specs[0][0]),
+        name,
+        splits[0],
+        splits[1] if others else None,
+        None if custom_loss else max(counts),
+        first[0],
+        notes,
+        divided=pixels.divided_parts(specs[0][0]),
     )
 
 

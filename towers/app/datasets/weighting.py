@@ -1,6 +1,6 @@
 """Turns labels into sample weights, as Keras does for fit(class_weight=...).
 
-    y: classes [B], [B, 1], or one-hot [B, C]   ->   sample_weight [B]
+y: classes [B], [B, 1], or one-hot [B, C]   ->   sample_weight [B]
 """
 
 from collections.abc import Mapping, Sequence

@@ -19,7 +19,14 @@ from towers.app.training.build import Run, find_devices
 from towers.app.training_fields import WARN
 from towers.machine import nvidia
 from towers.machine.devices import (
-    GPU, REHEARSAL, count_cores, has_gpus, intra_op_threads, is_gpu, is_rehearsal, place_towers,
+    GPU,
+    REHEARSAL,
+    count_cores,
+    has_gpus,
+    intra_op_threads,
+    is_gpu,
+    is_rehearsal,
+    place_towers,
 )
 from towers.machine.logical import shared_gpus
 from towers.machine.words import counted
@@ -36,14 +43,22 @@ def describe(run: Run, out: Report, what: str) -> None:
     if (cluster := step.cluster).num_workers > 1:
         chief = ", the chief" if cluster.is_chief else ""
         each = plan.span(shard_sizes(step.num_towers, cluster.num_workers))
-        lines.append(labelled(
-            "Workers", f"{cluster.num_workers}, this is {cluster.index}{chief}; {step.num_towers} "
-            f"towers, {each} each; over gRPC without authentication: on private networks only"
-        ))
-    lines.append(devices_line(
-        step.parameter_device, step.tower_devices, step.local_towers.start,
-        step.strategy.num_copies, config.gpus_per_tower,
-    ))
+        lines.append(
+            labelled(
+                "Workers",
+                f"{cluster.num_workers}, this is {cluster.index}{chief}; {step.num_towers} "
+                f"towers, {each} each; over gRPC without authentication: on private networks only",
+            )
+        )
+    lines.append(
+        devices_line(
+            step.parameter_device,
+            step.tower_devices,
+            step.local_towers.start,
+            step.strategy.num_copies,
+            config.gpus_per_tower,
+        )
+    )
     notes = [
         not has_gpus() and "no GPU here: towers run on logical CPU devices",
         is_rehearsal() and f"{REHEARSAL}=1: they follow the policy of GPUs",

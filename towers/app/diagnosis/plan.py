@@ -1,7 +1,7 @@
 """Counts for --plan, from the graph, the bytes that a step moves, and describes its stages.
 
-    parameter device     --- parameters, state, shards --->   towers' devices
-                         <-- sums of gradients, state, predictions ---
+parameter device     --- parameters, state, shards --->   towers' devices
+                     <-- sums of gradients, state, predictions ---
 """
 
 import math
@@ -39,6 +39,7 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
 
     Transfers with the parameter device count only at the other device, unless all have copies.
     """
+
     def full(part: Any) -> tf.TensorSpec:
         if is_composite(part) or not part.shape[1:].is_fully_defined():
             raise ValueError(
@@ -83,7 +84,8 @@ def _transfers(graph: Any) -> list[tuple[tf.Tensor, str, str]]:
 
     found = {
         (tensor.name, short_name(place(tensor.op)), short_name(operation.device)): tensor
-        for operation in graph.get_operations() for tensor in operation.inputs
+        for operation in graph.get_operations()
+        for tensor in operation.inputs
         if tensor.dtype != tf.resource and operation.device and place(tensor.op)
     }
     return [(t, source, target) for (_, source, target), t in found.items() if source != target]
@@ -91,16 +93,34 @@ def _transfers(graph: Any) -> list[tuple[tf.Tensor, str, str]]:
 
 def table(rows: dict[str, Traffic]) -> list[str]:
     """Returns the transfers as lines of aligned columns ("-": nothing moves), and their sum."""
-    cells = [["device", "towers", "examples", "parameters in", "examples in", "sums in",
-              "results out", "sends in", "sends out"]]
+    cells = [
+        [
+            "device",
+            "towers",
+            "examples",
+            "parameters in",
+            "examples in",
+            "sums in",
+            "results out",
+            "sends in",
+            "sends out",
+        ]
+    ]
     for device, row in rows.items():
         times = f"{len(row.examples)} x " if len(row.examples) > 1 else ""
-        cells.append([
-            device, tower_range(*row.towers), times + span(row.examples),
-            *(filesize.decimal(count) if count else "-" for count in (
-                row.parameters, row.inputs, row.sums, row.results)),
-            f"{row.sends_in:,}", f"{row.sends_out:,}",
-        ])
+        cells.append(
+            [
+                device,
+                tower_range(*row.towers),
+                times + span(row.examples),
+                *(
+                    filesize.decimal(count) if count else "-"
+                    for count in (row.parameters, row.inputs, row.sums, row.results)
+                ),
+                f"{row.sends_in:,}",
+                f"{row.sends_out:,}",
+            ]
+        )
     down = filesize.decimal(sum(row.parameters + row.inputs + row.sums for row in rows.values()))
     up = filesize.decimal(sum(row.results for row in rows.values()))
     return [*_aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
@@ -109,8 +129,8 @@ def table(rows: dict[str, Traffic]) -> list[str]:
 def stage_table(step: TowerStep) -> list[str]:
     """Returns the stages of a step as lines of aligned columns.
 
-        parameters      a device of the stage receives them each step, and sends their gradients
-        towers at most  between their forward and backward passes in the stage, at the same time
+    parameters      a device of the stage receives them each step, and sends their gradients
+    towers at most  between their forward and backward passes in the stage, at the same time
     """
     assert step.stages is not None
     num_stages, variables = step.stages.num_stages, step.trainable_variables
@@ -120,13 +140,15 @@ def stage_table(step: TowerStep) -> list[str]:
     towers = max(step.tower_devices.count(first) for first in step.stages.groups)
     cells = [["stage", "on", "parameters", "towers at most", "layers"]]
     for stage, layers in enumerate(step.stages.names):
-        cells.append([
-            str(stage),
-            ", ".join(group[stage] for group in step.stages.groups.values()),
-            filesize.decimal(parameters[stage]),
-            str(min(towers, num_stages - stage) if step.policy.take_turns else towers),
-            f"{layers[0]} ... {layers[-1]} ({len(layers)})" if len(layers) > 1 else layers[0],
-        ])
+        cells.append(
+            [
+                str(stage),
+                ", ".join(group[stage] for group in step.stages.groups.values()),
+                filesize.decimal(parameters[stage]),
+                str(min(towers, num_stages - stage) if step.policy.take_turns else towers),
+                f"{layers[0]} ... {layers[-1]} ({len(layers)})" if len(layers) > 1 else layers[0],
+            ]
+        )
     return _aligned(cells)
 
 

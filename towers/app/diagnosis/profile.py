@@ -95,7 +95,10 @@ def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any
 
 
 def measure(
-    step: TowerStep, batches: Callable[[int], Iterator[Any]], batch_size: int, num_examples: int,
+    step: TowerStep,
+    batches: Callable[[int], Iterator[Any]],
+    batch_size: int,
+    num_examples: int,
     directory: Path,
 ) -> Profile:
     """Times steps and their parts in turns, so that load affects all; then traces a few steps."""
@@ -103,7 +106,8 @@ def measure(
     ahead = prefetched(step, batches(batch_size))
     given = {
         size: keras.utils.unpack_x_y_sample_weight(next(batches(size)))
-        for size in (batch_size // 2, batch_size, 2 * batch_size) if 1 <= size <= num_examples
+        for size in (batch_size // 2, batch_size, 2 * batch_size)
+        if 1 <= size <= num_examples
     }
     acts: dict[Any, Callable[[], Any]] = {
         "input": lambda: next(ahead),  # before "whole", which then finds an empty buffer
@@ -167,14 +171,18 @@ def report(profile: Profile, step: TowerStep, directory: Path) -> list[str]:
         gpus = f"at most {more:.1f} times the examples/s"
     if not is_gpu(step.devices[0]):
         cores = count_cores()
-        gpus = ("logical CPU devices share the cores and do not tell; here, compare one tower a "
-                f"core and two: --num_towers={cores}, --num_towers={2 * cores}")
+        gpus = (
+            "logical CPU devices share the cores and do not tell; here, compare one tower a "
+            f"core and two: --num_towers={cores}, --num_towers={2 * cores}"
+        )
     batch = "not measured: there are too few examples, or too little memory"
     if larger is not None:
         size = 2 * profile.batch_size
         batch = f"about {larger:.1f} times the examples/s with --batch_size={size}"
     return [
-        *lines, labelled("Bottleneck", bottleneck),
-        labelled("2 x GPUs", gpus), labelled("2 x batch", batch),
+        *lines,
+        labelled("Bottleneck", bottleneck),
+        labelled("2 x GPUs", gpus),
+        labelled("2 x batch", batch),
         labelled("Trace", f"{directory} for tensorboard --logdir, with tensorboard-plugin-profile"),
     ]

@@ -86,10 +86,15 @@ def verify_gradients(step: TowerStep, x: Any, y: Any, sample_weight: Any = None)
     if step.num_towers > 1:
         if step.has_unsaved_noise:
             by_design.append("tf.random draws other numbers for each computation")
-        names = [
-            layer.name for layer in all_layers(model)
-            if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
-        ] if step.batch_norm != "synchronized" else []
+        names = (
+            [
+                layer.name
+                for layer in all_layers(model)
+                if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized
+            ]
+            if step.batch_norm != "synchronized"
+            else []
+        )
         if names:
             by_design.append(f"each tower normalizes by its own shard in {', '.join(names)}")
     difference, path = _compared(averaged, expected, [v.path for v in step.trainable_variables])
@@ -112,7 +117,8 @@ def multiplied_in(model: keras.Model, devices: Sequence[str]) -> str:
 def in_float32(model: keras.Model) -> Iterator[None]:
     """Inside the context, layers with float32 parameters and 16-bit computation use float32."""
     policies = [
-        (layer, layer.dtype_policy) for layer in all_layers(model)
+        (layer, layer.dtype_policy)
+        for layer in all_layers(model)
         if type(layer.dtype_policy) is keras.DTypePolicy
         and layer.variable_dtype == "float32" != layer.compute_dtype
     ]

@@ -22,23 +22,43 @@ if __name__ != "__main__":
 
 def define_flags() -> None:
     """Defines the launcher's flags; the script's flags come after --."""
-    flags.DEFINE_integer("workers", None, "Processes that train together, each with its share of "
-                         "the towers. No default: each needs its own cores and memory.", 1)
-    flags.DEFINE_integer("gpus_per_worker", None, "GPUs that each worker sees, out of those in "
-                         "CUDA_VISIBLE_DEVICES or of all. Default: every worker sees all of them.",
-                         1)
-    flags.DEFINE_integer("max_restarts", 3, "How often the run continues after a worker was lost. "
-                         "The default outlives bad luck, but not a fault that comes back.", 0)
-    flags.DEFINE_integer("min_workers", 1, "If fewer workers than this are left, the launcher ends "
-                         "with exit code 3.")
-    flags.DEFINE_float("rejoin_after", 600.0, "Seconds after which a lost worker joins again, at "
-                       "the next restart. 0: every restart begins with all workers.", 0.0)
+    flags.DEFINE_integer(
+        "workers",
+        None,
+        "Processes that train together, each with its share of "
+        "the towers. No default: each needs its own cores and memory.",
+        1,
+    )
+    flags.DEFINE_integer(
+        "gpus_per_worker",
+        None,
+        "GPUs that each worker sees, out of those in "
+        "CUDA_VISIBLE_DEVICES or of all. Default: every worker sees all of them.",
+        1,
+    )
+    flags.DEFINE_integer(
+        "max_restarts",
+        3,
+        "How often the run continues after a worker was lost. "
+        "The default outlives bad luck, but not a fault that comes back.",
+        0,
+    )
+    flags.DEFINE_integer(
+        "min_workers", 1, "If fewer workers than this are left, the launcher ends with exit code 3."
+    )
+    flags.DEFINE_float(
+        "rejoin_after",
+        600.0,
+        "Seconds after which a lost worker joins again, at "
+        "the next restart. 0: every restart begins with all workers.",
+        0.0,
+    )
 
 
 def run(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
     end = argv.index("--") if "--" in argv else len(argv)
-    own, words = argv[:end], argv[end + 1:]
+    own, words = argv[:end], argv[end + 1 :]
     scripts = [word for word in own[1:] if word.endswith(".py") or word in ("-m", INSTALLED)]
     if scripts and not words:
         begin = own.index(scripts[0], 1)

@@ -37,8 +37,10 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
     visible = os.environ.get(VISIBLE_GPUS)
     if gpus_per_worker is None:
         if num_workers > 1 and visible not in ("", "-1") and nvidia.driver_version():
-            show(f"Warning   all {num_workers} workers see the same GPUs, and TensorFlow takes all "
-                 "of their memory. --gpus_per_worker gives each worker its own.")
+            show(
+                f"Warning   all {num_workers} workers see the same GPUs, and TensorFlow takes all "
+                "of their memory. --gpus_per_worker gives each worker its own."
+            )
         return [None] * num_workers
     needed = num_workers * gpus_per_worker
     if visible is None:
@@ -52,7 +54,7 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
             f"--workers ({num_workers}) with --gpus_per_worker ({gpus_per_worker}) need {needed} "
             f"GPUs; {where} {len(names)}. Use less of either, or leave --gpus_per_worker out."
         )
-    return [",".join(names[i:i + gpus_per_worker]) for i in range(0, needed, gpus_per_worker)]
+    return [",".join(names[i : i + gpus_per_worker]) for i in range(0, needed, gpus_per_worker)]
 
 
 def free_addresses(count: int) -> list[str]:
@@ -68,7 +70,10 @@ def free_addresses(count: int) -> list[str]:
 
 
 def launch(
-    words: Sequence[str], shares: Sequence[str | None], max_restarts: int, min_workers: int,
+    words: Sequence[str],
+    shares: Sequence[str | None],
+    max_restarts: int,
+    min_workers: int,
     rejoin_after: float,
 ) -> int:
     """Runs a script, or -m and a module, with its arguments, in a worker for each of `shares`.
@@ -115,18 +120,25 @@ def launch(
             now = time.monotonic()
             lost_at[left[lost]] = now
             # The last worker has no other one to continue without it.
-            left = [i for i in everybody if now - lost_at.get(i, -math.inf) >= rejoin_after
-                    or left == [i]]
+            left = [
+                i
+                for i in everybody
+                if now - lost_at.get(i, -math.inf) >= rejoin_after or left == [i]
+            ]
             if restarts == max_restarts or len(left) < min_workers:
                 after = f"after {counted(restarts, 'restart')}"
                 few = f"and --min_workers ({min_workers}) is more than the {len(left)} left"
-                error = (f"error: {what}, {after if restarts == max_restarts else few}. To "
-                         f"continue, give the launcher behind --: {shlex.join(words)}")
+                error = (
+                    f"error: {what}, {after if restarts == max_restarts else few}. To "
+                    f"continue, give the launcher behind --: {shlex.join(words)}"
+                )
                 pass_on("\n".join([*(why.errors if why.code < 0 else ()), error]), is_error=True)
                 return OTHER_FAILURE if restarts == max_restarts else LOST_WORKER
             restarts += 1
-            show(f"Restart   {what}: {shlex.join(words)} continues with "
-                 f"{counted(len(left), 'worker')} ({restarts} of {max_restarts})")
+            show(
+                f"Restart   {what}: {shlex.join(words)} continues with "
+                f"{counted(len(left), 'worker')} ({restarts} of {max_restarts})"
+            )
 
 
 def cause(ends: Sequence[End]) -> End | None:
@@ -135,6 +147,7 @@ def cause(ends: Sequence[End]) -> End | None:
     It prefers a user's mistake (of the lowest worker index), then a signal, then the first other
     failure, then a stop. A worker that ended because another one was lost comes last.
     """
+
     def weight(end: End) -> tuple[int, int]:
         if end.code == USER_MISTAKE:
             return 0, end.worker

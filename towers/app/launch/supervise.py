@@ -62,12 +62,16 @@ class Worker:
         self._was_asked = self._was_killed = False
         self._readers: list[Thread] = []
         self._process = child_process.start(
-            command, environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            command,
+            environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             start_new_session=True,  # a terminal's Ctrl-C reaches the launcher alone
         )
 
     def send_lines(self, lines: SimpleQueue) -> None:
         """Starts threads that put (self, line, is_error) into a queue for each line of output."""
+
         def read(stream: IO[bytes], is_error: bool) -> None:
             for line in stream:
                 lines.put((self, line, is_error))

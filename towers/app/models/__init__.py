@@ -32,19 +32,22 @@ _GRU, _LSTM, _NOTES, _CIFAR = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 1
 _SMALL: dict[str, Any] = {"num_layers": 2, "units": 256}
 _LARGE: dict[str, Any] = {"num_layers": 4, "units": 1024}
 # To add a model, write a function (input_shape, num_classes) in this folder and a line here.
-_BUILT_IN = {source.name: source for source in (
-    ModelSource("cnn", builtin.cnn),
-    ModelSource("notebook_cnn", builtin.notebook_cnn, optimizer="rmsprop"),
-    ModelSource("mlp", builtin.mlp),
-    ModelSource("gru", partial(builtin.rnn, "gru", _GRU, **_SMALL), *_NOTES),
-    ModelSource("gru_large", partial(builtin.rnn, "gru_large", _GRU, **_LARGE), *_NOTES),
-    ModelSource("lstm", partial(builtin.rnn, "lstm", _LSTM, **_SMALL), *_NOTES),
-    ModelSource("lstm_large", partial(builtin.rnn, "lstm_large", _LSTM, **_LARGE), *_NOTES),
-    ModelSource("resnet", builtin.resnet, _CIFAR),
-    ModelSource("resnet20", builtin.resnet20, _CIFAR),
-    ModelSource("resnet56", partial(builtin.build_small, "resnet56", num_blocks=9), _CIFAR),
-    ModelSource("resnet50", builtin.resnet50, (224, 224, 3), 1000),
-)}
+_BUILT_IN = {
+    source.name: source
+    for source in (
+        ModelSource("cnn", builtin.cnn),
+        ModelSource("notebook_cnn", builtin.notebook_cnn, optimizer="rmsprop"),
+        ModelSource("mlp", builtin.mlp),
+        ModelSource("gru", partial(builtin.rnn, "gru", _GRU, **_SMALL), *_NOTES),
+        ModelSource("gru_large", partial(builtin.rnn, "gru_large", _GRU, **_LARGE), *_NOTES),
+        ModelSource("lstm", partial(builtin.rnn, "lstm", _LSTM, **_SMALL), *_NOTES),
+        ModelSource("lstm_large", partial(builtin.rnn, "lstm_large", _LSTM, **_LARGE), *_NOTES),
+        ModelSource("resnet", builtin.resnet, _CIFAR),
+        ModelSource("resnet20", builtin.resnet20, _CIFAR),
+        ModelSource("resnet56", partial(builtin.build_small, "resnet56", num_blocks=9), _CIFAR),
+        ModelSource("resnet50", builtin.resnet50, (224, 224, 3), 1000),
+    )
+}
 NAMES = tuple(_BUILT_IN)
 
 

@@ -29,7 +29,9 @@ def notebook_cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     tower. Images: at least (8, 8, 1).
     """
     convolutions = [
-        Conv2D(32, 3, activation="relu"), Conv2D(256, 3, activation="relu"), BatchNormalization(),
+        Conv2D(32, 3, activation="relu"),
+        Conv2D(256, 3, activation="relu"),
+        BatchNormalization(),
         Conv2D(128, 3, activation="relu"),
     ]
     return _classifier("notebook_cnn", input_shape, num_classes, convolutions)
@@ -41,18 +43,33 @@ def mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     Its width makes averaging and update dominate a step. It flattens examples of any shape.
     """
     hidden = [Dense(2048, activation="relu"), Dense(2048, activation="relu")]
-    return keras.Sequential([
-        keras.Input(input_shape), Flatten(), *hidden, Dense(num_classes, activation="softmax"),
-    ], name="mlp")
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            Flatten(),
+            *hidden,
+            Dense(num_classes, activation="softmax"),
+        ],
+        name="mlp",
+    )
 
 
 def _classifier(
     name: str, input_shape: tuple[int, ...], num_classes: int, convolutions: list
 ) -> keras.Model:
-    return keras.Sequential([
-        keras.Input(input_shape), *convolutions, MaxPooling2D(2), Dropout(0.25), Flatten(),
-        Dense(128, activation="relu"), Dropout(0.5), Dense(num_classes, activation="softmax"),
-    ], name=name)
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            *convolutions,
+            MaxPooling2D(2),
+            Dropout(0.25),
+            Flatten(),
+            Dense(128, activation="relu"),
+            Dropout(0.5),
+            Dense(num_classes, activation="softmax"),
+        ],
+        name=name,
+    )
 
 
 # Layers, dense 512, L2 and Adam come from a benchmark of recurrent networks on several GPUs.
@@ -63,8 +80,14 @@ _DROPOUT = 0.2
 
 
 def rnn(
-    name: str, layer: Callable[..., keras.layers.Layer], input_shape: tuple[int, ...],
-    num_classes: int, *, num_layers: int, units: int, dense_units: int = 512,
+    name: str,
+    layer: Callable[..., keras.layers.Layer],
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    num_layers: int,
+    units: int,
+    dense_units: int = 512,
 ) -> keras.Model:
     """Builds a model that reads a sequence and predicts the next element.
 
@@ -87,10 +110,14 @@ def rnn(
     # CategoryEncoding drops the axis of a single step.
     model.add(keras.layers.Reshape((steps, math.prod(step_shape))))
     for index in range(num_layers):
-        model.add(layer(
-            units, return_sequences=index < num_layers - 1, kernel_regularizer=_RECURRENT_L2,
-            recurrent_regularizer=_RECURRENT_L2,
-        ))
+        model.add(
+            layer(
+                units,
+                return_sequences=index < num_layers - 1,
+                kernel_regularizer=_RECURRENT_L2,
+                recurrent_regularizer=_RECURRENT_L2,
+            )
+        )
         model.add(Dropout(_DROPOUT))
     model.add(Dense(dense_units, activation="relu", kernel_regularizer=_RECURRENT_L2))
     model.add(Dropout(_DROPOUT))
@@ -130,7 +157,11 @@ def build_small(
 
 
 def build_bottlenecks(
-    name: str, input_shape: tuple[int, ...], num_classes: int, *, num_blocks: Sequence[int],
+    name: str,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    *,
+    num_blocks: Sequence[int],
     filters: int = 64,
 ) -> keras.Model:
     """Builds a residual network of 3 * sum(num_blocks) + 2 layers; it halves images between stages.
@@ -168,7 +199,12 @@ def resnet(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
 
 
 def convolve(
-    x: keras.KerasTensor, filters: int, size: int, strides: int = 1, *, relu: bool = True,
+    x: keras.KerasTensor,
+    filters: int,
+    size: int,
+    strides: int = 1,
+    *,
+    relu: bool = True,
     gamma: str = "ones",
 ) -> keras.KerasTensor:
     """Applies convolution without bias, BatchNormalization and, if `relu`, ReLU.
@@ -179,7 +215,11 @@ def convolve(
     if strides > 1 and size > 1:
         x = keras.layers.ZeroPadding2D(size // 2)(x)
     x = keras.layers.Conv2D(
-        filters, size, strides, padding="same" if strides == 1 else "valid", use_bias=False,
+        filters,
+        size,
+        strides,
+        padding="same" if strides == 1 else "valid",
+        use_bias=False,
         kernel_initializer="he_normal",  # He et al., "Delving Deep into Rectifiers", 2015
         kernel_regularizer=_RESIDUAL_L2,
     )(x)
@@ -193,7 +233,9 @@ def classify(x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
     """Applies global average pooling and softmax: [N, h, w, channels] -> [N, num_classes]."""
     x = keras.layers.GlobalAveragePooling2D()(x)
     return keras.layers.Dense(
-        num_classes, activation="softmax", kernel_regularizer=_RESIDUAL_L2,
+        num_classes,
+        activation="softmax",
+        kernel_regularizer=_RESIDUAL_L2,
         kernel_initializer=keras.initializers.RandomNormal(stddev=0.01),  # Goyal et al., 5.1
     )(x)
 

@@ -1,6 +1,6 @@
 """Reads examples of a source as arrays in a fixed order; all must be like the first example.
 
-    (x, {"b": y, "a": z})   ->   x, y['a'], y['b']
+(x, {"b": y, "a": z})   ->   x, y['a'], y['b']
 """
 
 import os

@@ -116,8 +116,8 @@ class _Reader:
             how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
             why = (
                 f"at example {index}. If memory was too small, use fewer `data_workers`."
-                if index >= 0 else
-                "before the first one. It imports the script that runs: begin that with "
+                if index >= 0
+                else "before the first one. It imports the script that runs: begin that with "
                 "if __name__ == '__main__', or use data_workers=0."
             )
             raise ValueError(

@@ -120,8 +120,10 @@ def make_optimizer(
     """
     not_alone = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
     classes = {
-        key.lower(): value for key, value in vars(keras.optimizers).items()
-        if inspect.isclass(value) and issubclass(value, keras.optimizers.Optimizer)
+        key.lower(): value
+        for key, value in vars(keras.optimizers).items()
+        if inspect.isclass(value)
+        and issubclass(value, keras.optimizers.Optimizer)
         and key not in not_alone
     }
     kind = classes.get(name.lower())
@@ -184,8 +186,10 @@ def _arguments(config: TrainConfig, kind: type, steps_an_epoch: int) -> dict[str
     """
     parameters = inspect.signature(kind).parameters
     arguments = {
-        "momentum": config.momentum, "weight_decay": config.weight_decay,
-        "global_clipnorm": config.clip_norm, "ema_momentum": config.ema,
+        "momentum": config.momentum,
+        "weight_decay": config.weight_decay,
+        "global_clipnorm": config.clip_norm,
+        "ema_momentum": config.ema,
         "use_ema": None if config.ema is None else True,
     }
     if config.learning_rate is not None or config.has_schedule:

@@ -163,7 +163,10 @@ def labelled(label: str, text: str) -> str:
 
 
 def devices_line(
-    parameter_device: str, tower_devices: Sequence[str], first: int = 0, num_copies: int = 0,
+    parameter_device: str,
+    tower_devices: Sequence[str],
+    first: int = 0,
+    num_copies: int = 0,
     stages: int = 1,
 ) -> str:
     """Returns the line with the parameters' device, their copies, and each tower's device.
@@ -248,8 +251,10 @@ def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> 
     if is_python(config):  # its model or data are objects of a script
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         return f"the same script, with towers.TrainConfig({values})"
-    flags = [f"--{name}" if value is True else f"--{name}={shlex.quote(value)}"
-             for name, value in given.items()]
+    flags = [
+        f"--{name}" if value is True else f"--{name}={shlex.quote(value)}"
+        for name, value in given.items()
+    ]
     return " ".join([train_command(), *flags])
 
 

@@ -22,27 +22,61 @@ if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists the main module's flags, also those defined here
 
 # Flags of train.py, with its defaults.
-_SHARED = ("dataset", "data_dir", "image_size", "max_steps", "optimizer", "learning_rate", "seed",
-           "precision", "device", "early_stopping", "noise_scale")
+_SHARED = (
+    "dataset",
+    "data_dir",
+    "image_size",
+    "max_steps",
+    "optimizer",
+    "learning_rate",
+    "seed",
+    "precision",
+    "device",
+    "early_stopping",
+    "noise_scale",
+)
 
 
 def define_flags() -> None:
     """Defines the lists that span the sweep, and the flags that all its cells share."""
     command_line.define_fields(TrainConfig, _SHARED)
-    flags.DEFINE_list("model", ["cnn"], "Models, as --model of train.py takes them. The default "
-                      "trains in minutes.")
+    flags.DEFINE_list(
+        "model",
+        ["cnn"],
+        "Models, as --model of train.py takes them. The default trains in minutes.",
+    )
     flags.DEFINE_alias("models", "model")
-    flags.DEFINE_list("batch_sizes", ["64", "128", "256", "512"], "Global batches: examples of one "
-                      "update, over all towers. Default: around 128, train.py's.")
-    flags.DEFINE_list("gpu_counts", ["1", "2"], "How many devices run towers; logical CPU devices "
-                      "on a machine without GPUs. Speed-up is against 1.")
-    flags.DEFINE_integer("num_towers", None, "Towers in every cell, whatever its GPU count: then "
-                         "the accuracy does not depend on the GPU count. Default: one for each.")
-    flags.DEFINE_integer("epochs", None, "Passes over the training data. Default: 1; with "
-                         "--max_steps as many as these take, at most train.py's 12.", 1)
-    flags.DEFINE_string("out_dir", None, "Directory of the sweep: new, empty, or of the same sweep "
-                        "to continue; more models, batches and GPU counts may be "
-                        "added. Default: runs/sweep-<models>-<dataset>.")
+    flags.DEFINE_list(
+        "batch_sizes",
+        ["64", "128", "256", "512"],
+        "Global batches: examples of one update, over all towers. Default: around 128, train.py's.",
+    )
+    flags.DEFINE_list(
+        "gpu_counts",
+        ["1", "2"],
+        "How many devices run towers; logical CPU devices "
+        "on a machine without GPUs. Speed-up is against 1.",
+    )
+    flags.DEFINE_integer(
+        "num_towers",
+        None,
+        "Towers in every cell, whatever its GPU count: then "
+        "the accuracy does not depend on the GPU count. Default: one for each.",
+    )
+    flags.DEFINE_integer(
+        "epochs",
+        None,
+        "Passes over the training data. Default: 1; with "
+        "--max_steps as many as these take, at most train.py's 12.",
+        1,
+    )
+    flags.DEFINE_string(
+        "out_dir",
+        None,
+        "Directory of the sweep: new, empty, or of the same sweep "
+        "to continue; more models, batches and GPU counts may be "
+        "added. Default: runs/sweep-<models>-<dataset>.",
+    )
 
 
 def sweep(argv: list[str]) -> int:

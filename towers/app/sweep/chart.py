@@ -22,10 +22,14 @@ def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
                 for i, count in enumerate(sorted({row.num_gpus for row in own})):
                     points = [
                         (row.batch_size, row.val_accuracy if axes is accuracy else _seconds(row))
-                        for row in own if row.num_gpus == count
+                        for row in own
+                        if row.num_gpus == count
                     ]
                     axes.plot(  # circles of different sizes, because the accuracies may be equal
-                        *zip(*points), "o-", markersize=5 + 3 * i, fillstyle="none",
+                        *zip(*points),
+                        "o-",
+                        markersize=5 + 3 * i,
+                        fillstyle="none",
                         label=counted(count, "device"),
                     )
                 axes.set_xscale("log", base=2)

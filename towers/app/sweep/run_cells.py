@@ -40,7 +40,9 @@ SETTINGS, TABLE, CHART, CELLS = "sweep.json", "sweep.csv", "sweep.png", "cells"
 
 
 def make_cells(
-    models: Sequence[str], batch_sizes: Sequence[str], gpu_counts: Sequence[str],
+    models: Sequence[str],
+    batch_sizes: Sequence[str],
+    gpu_counts: Sequence[str],
     shared: TrainConfig,
 ) -> dict[Row, TrainConfig]:
     """Returns all cells in running order: the row without figures -> the run's configuration."""
@@ -61,7 +63,10 @@ def make_cells(
         towers = shared.num_towers or num_gpus
         row = Row(model, batch_size, -(-batch_size // towers), num_gpus, towers)
         cells[row] = dataclasses.replace(
-            shared, model=model, batch_size=batch_size, num_gpus=num_gpus,
+            shared,
+            model=model,
+            batch_size=batch_size,
+            num_gpus=num_gpus,
             noise_scale=shared.noise_scale and towers > 1,
         )
     return cells
@@ -82,7 +87,9 @@ def _parsed(argument: str, texts: Sequence[str], kind: Any, what: str, example: 
 
 
 def run_sweep(
-    cells: Mapping[Row, TrainConfig], shared: TrainConfig, out_dir: Path,
+    cells: Mapping[Row, TrainConfig],
+    shared: TrainConfig,
+    out_dir: Path,
     train: Sequence[str] = (sys.executable, "-m", "towers"),
 ) -> list[Row]:
     """Runs cells that have no row in `out_dir` by the command `train`; returns sweep.csv's rows."""
@@ -99,8 +106,10 @@ def run_sweep(
                 row = _run(cell, cells[cell], out_dir, train)
             except KeyboardInterrupt:
                 num_done = len(cells) - len(left) + number - 1
-                show(f"{num_done} of {len(cells)} cells are done. Run the command again to "
-                     "continue with the rest.")
+                show(
+                    f"{num_done} of {len(cells)} cells are done. Run the command again to "
+                    "continue with the rest."
+                )
                 raise
             rows[row.key] = row
             table.write_table(out_dir / TABLE, table.with_speedups(rows.values()))

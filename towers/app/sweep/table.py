@@ -96,6 +96,7 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
 
 def read_table(path: Path) -> list[Row]:
     """Returns the rows that `write_table` wrote; none if there is no file."""
+
     def value(name: str, text: str) -> Any:
         kind = Row.__annotations__[name]
         if kind is str:

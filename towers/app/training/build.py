@@ -105,10 +105,18 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         if config.accumulate is not None:  # towers on one device take turns, even on a CPU
             policy = dataclasses.replace(policy, take_turns=True)
         make_step = partial(
-            TowerStep, model, devices=devices, num_towers=num_towers,
-            batch_norm=config.batch_norm, nonfinite=config.nonfinite, jit_compile=jit_compile,
-            strategy=config.strategy, gpus_per_tower=config.gpus_per_tower,
-            stages=config.stage_names, policy=policy, noise_scale=config.noise_scale,
+            TowerStep,
+            model,
+            devices=devices,
+            num_towers=num_towers,
+            batch_norm=config.batch_norm,
+            nonfinite=config.nonfinite,
+            jit_compile=jit_compile,
+            strategy=config.strategy,
+            gpus_per_tower=config.gpus_per_tower,
+            stages=config.stage_names,
+            policy=policy,
+            noise_scale=config.noise_scale,
             own_rows=reads_own_rows(train),
             batch_size=min(batch_size, train.num_examples),
         )
@@ -122,21 +130,39 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
     begins = config.resume is None and dataset.name == "image_folder"  # resumed runs keep the size
     is_placed = config.num_gpus is not None or config.accumulate is not None
-    shared = None if is_placed else (
-        undivided_cpu(len(step.local_towers), config.num_towers is not None))
+    shared = (
+        None
+        if is_placed
+        else (undivided_cpu(len(step.local_towers), config.num_towers is not None))
+    )
     resolved = dataclasses.replace(
-        config, num_towers=step.num_towers, batch_size=batch_size, batch_size_per_gpu=None,
+        config,
+        num_towers=step.num_towers,
+        batch_size=batch_size,
+        batch_size_per_gpu=None,
         image_size=describe_shape(dataset.input_shape) if begins else config.image_size,
-        variable_device="gpu" if is_gpu(parameter_device) else "cpu", batch_norm=step.batch_norm,
+        variable_device="gpu" if is_gpu(parameter_device) else "cpu",
+        batch_norm=step.batch_norm,
         cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
         monitor=monitor.column,
     )
     return Run(
-        config=resolved, step=step, train=train, test=test, batch_size=batch_size,
-        steps_an_epoch=steps, workers=step.cluster, make_step=make_step,
-        metrics=list(better), columns=columns, monitor=monitor, custom_loss=custom_loss,
-        first_iteration=int(step.optimizer.iterations), notes=[*dataset.notes, *weights, *changes],
-        class_names=dataset.class_names, divided=dataset.divided_for_model,
+        config=resolved,
+        step=step,
+        train=train,
+        test=test,
+        batch_size=batch_size,
+        steps_an_epoch=steps,
+        workers=step.cluster,
+        make_step=make_step,
+        metrics=list(better),
+        columns=columns,
+        monitor=monitor,
+        custom_loss=custom_loss,
+        first_iteration=int(step.optimizer.iterations),
+        notes=[*dataset.notes, *weights, *changes],
+        class_names=dataset.class_names,
+        divided=dataset.divided_for_model,
         warnings=[*dataset.warnings, *filter(None, [shared])],
     )
 
@@ -196,16 +222,18 @@ def find_devices(config: TrainConfig) -> list[str]:
     If the machine or a TensorFlow that has started does not fit them, it raises ValueError.
     """
     each = config.gpus_per_tower
-    check_stages(
-        each, config.stage_names, strategy=config.strategy, jit_compile=config.jit_compile
-    )
+    check_stages(each, config.stage_names, strategy=config.strategy, jit_compile=config.jit_compile)
     if config.logical_gpus is not None:
         logical_gpus(config.logical_gpus)
     threads = config.cpu_threads if device_kind(config.device) == "cpu" else None
     if threads is not None and not has_started():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     devices = gpu_devices(
-        config.num_gpus, config.num_towers, each, device=config.device, name="num_gpus",
+        config.num_gpus,
+        config.num_towers,
+        each,
+        device=config.device,
+        name="num_gpus",
         may_share=False,
     )
     if threads not in (None, devices_lib.intra_op_threads()):

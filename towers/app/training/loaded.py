@@ -18,8 +18,11 @@ from towers.resume.train_state import TrainState
 
 
 def load_newest(
-    run: Run, checkpointer: Checkpointer, callbacks: Sequence[keras.callbacks.Callback],
-    data: Mapping[str, str], options: Mapping[str, Any],
+    run: Run,
+    checkpointer: Checkpointer,
+    callbacks: Sequence[keras.callbacks.Callback],
+    data: Mapping[str, str],
+    options: Mapping[str, Any],
 ) -> TrainState:
     """Restores the newest undamaged checkpoint, and returns the run's position; writes no file.
 
@@ -32,7 +35,9 @@ def load_newest(
     config, defaults = identity(run.config), identity(TrainConfig())
     full_sizes = run.step.full_batch.sizes
     held = {
-        "config": config, "data": data, OPTIONS: options,
+        "config": config,
+        "data": data,
+        OPTIONS: options,
         FULL_BATCH: lambda _: int(full_sizes["train"].numpy()),
     }
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
@@ -52,7 +57,10 @@ def load_newest(
         # A field that is newer than the checkpoint had its default.
         then = {name: state["config"].get(name, value) for name, value in defaults.items()}
         checkpointer.check_same(
-            then, config, options, "run",
+            then,
+            config,
+            options,
+            "run",
             f"Restore {run_dir.CONFIG} and compile as then, or start a new run.",
         )
         for split in sorted({*state["data"], *data}, reverse=True):

@@ -50,9 +50,7 @@ def check_same(run: Run) -> dict[str, str]:
     return data
 
 
-def agreed_signal(
-    workers: Workers, pending: Pending, model: keras.Model, state: TrainState
-) -> int:
+def agreed_signal(workers: Workers, pending: Pending, model: keras.Model, state: TrainState) -> int:
     """Returns the signal that any worker has received, which ends all workers; 0 means none.
 
     If a callback stops training in one worker, training stops in all of them.

@@ -67,9 +67,7 @@ def is_python(config: TrainConfig) -> bool:
     return PYTHON in (config.model, config.dataset)
 
 
-def load_callbacks(
-    spec: str | None, given: Any = ()
-) -> list[keras.callbacks.Callback]:
+def load_callbacks(spec: str | None, given: Any = ()) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of the function "package.module:function", if any, then those given.
 
     As for Keras, one callback may stand for a list of one, and None for an empty list.
@@ -132,8 +130,12 @@ def make_model_and_data(
         if objects.train is not None:
             return from_splits(PYTHON, objects.train, objects.test, custom_loss=custom_loss)
         return datasets.load(
-            config.dataset, config.data_dir, input_shape=source.input_shape,
-            num_classes=source.num_classes, custom_loss=custom_loss, features=config.features,
+            config.dataset,
+            config.data_dir,
+            input_shape=source.input_shape,
+            num_classes=source.num_classes,
+            custom_loss=custom_loss,
+            features=config.features,
             image_size=config.image_shape,
         )
 
@@ -198,8 +200,7 @@ def _check_unbatched(model: keras.Model, dataset: Dataset) -> None:
     if 0 in (shape.rank for shape in shapes) or None in (shape.rank for shape in shapes):
         return
     if inputs:
-        fits = [a.rank == b.rank and a[1:].is_compatible_with(b[1:])
-                for a, b in zip(found, inputs)]
+        fits = [a.rank == b.rank and a[1:].is_compatible_with(b[1:]) for a, b in zip(found, inputs)]
         are_batches = len(found) == len(inputs) and all(fits)
     else:
         is_open = all(shape[0] is None for shape in shapes)
