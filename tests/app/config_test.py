@@ -16,8 +16,8 @@ from tests.loading import refusal
 from towers.app import fields, named
 from towers.app.class_weight import as_text, weights_of
 from towers.app.config import TrainConfig
-from towers.app.datasets.weighting import balanced, note
 from towers.app.training_fields import step_epochs
+from towers.app.datasets.weighting import balanced, note
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 # A flag is a promise: a new one needs a reason, and one that goes a line in CHANGELOG.md.

@@ -126,7 +126,7 @@ def train(
         return _run(run, all_callbacks, out, begun, captured, mirror)
 
 
-def _run(
+def _run(  # noqa: C901
     run: Run,
     callbacks: Sequence[keras.callbacks.Callback],
     out: Report,
