@@ -39,7 +39,7 @@ class Context:
         """agree: returns values as all workers have them, given what one of them has drawn."""
         self.place, self._find, self._agree = place, find, agree
         self.values: dict[Value, Any] = {}
-        self._by_formulas: dict[Value, Any] = {}  # sizes
+        self._by_formulas: dict[Any, Any] = {}  # sizes of the batch and of this tower
         self._drawn: set[Value] = set()  # lists that workers agree on when they are read
 
     def inside(self, place: Place, find: Callable[[Value, Need], Any]) -> "Context":
@@ -111,9 +111,7 @@ class Context:
     def _whole(self, value: Value) -> Any:
         """Returns a value of the batch."""
         if value.fact == SIZE and value.formula is not None:
-            if value not in self._by_formulas:
-                self._by_formulas[value] = self._by_formula(value, self.place.total)
-            return self._by_formulas[value]
+            return self._by_formula(value, is_own=False)
         if value in self.values and value.fact in (ONCE, SIZE):
             return self.values[value]
         if value.fact == SIZE and is_made_anywhere(value):
@@ -127,20 +125,26 @@ class Context:
         indices = each * self.place.start + tf.range(each * self.place.count)
         return tf.gather(whole, indices, axis=axis)
 
-    def _by_formula(self, size: Value, count: Any) -> Any:
-        """Returns what a size is for a number of rows."""
+    def _by_formula(self, size: Value, is_own: bool) -> Any:
+        """Returns what a size is for the rows of the tower, or of the batch."""
         assert size.formula is not None
         start, slope = size.formula
-        if not slope.any():
-            return tf.constant(start, size.dtype)
-        return start + tf.constant(slope, size.dtype) * tf.cast(count, size.dtype)
+        # Most shapes of a model are the shapes of several layers. One of them is made.
+        key = is_own, size.dtype, start.shape, start.tobytes(), slope.tobytes()
+        if key not in self._by_formulas:
+            made = tf.constant(start, size.dtype)
+            if slope.any():
+                count = self.place.count if is_own else self.place.total
+                made += tf.constant(slope, size.dtype) * tf.cast(count, size.dtype)
+            self._by_formulas[key] = made
+        return self._by_formulas[key]
 
     def _own_shape(self, value: Value, axis: int) -> Any:
         """Returns a shape in which the tower's rows replace the batch's rows; -1 stays."""
         if value.formula is not None:
             start, slope = value.formula
             if start[axis] == -1 or np.flatnonzero(slope).tolist() == [axis] and start[axis] == 0:
-                return self._by_formula(value, self.place.count)
+                return self._by_formula(value, is_own=True)
         shape = self._whole(value)
         total = tf.cast(self.place.total, shape.dtype)
         count = tf.cast(self.place.count, shape.dtype)

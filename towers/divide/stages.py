@@ -70,60 +70,69 @@ class Stage:
 
     def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
         """Calls the function of a tower, given what it reads."""
-        is_compiled = self._is_compiled(run)
-        function, place = self._function(is_compiled), run.places[t]
-        if not is_compiled or run.compiled is None:
-            return function(run.sent_places[t], own)[0]  # type: ignore[no-any-return]
-        return self._real(place, chosen(run.compiled[t], function, place, own))
-
-    def _is_compiled(self, run: Run) -> bool:
-        """Returns whether XLA compiles the function."""
         is_asked = run.compiled is not None and self._compiles
-        return is_asked and (self._is_worth_it or not run.machine.only_loops)
+        if is_asked and (self._is_worth_it or not run.machine.only_loops):
+            return self._function(is_compiled=True)(run.sent_places[t], own, run.compiled[t])
+        return self._function(is_compiled=False)(run.sent_places[t], own)
 
     def _function(self, is_compiled: bool) -> Callable:
-        """Returns the function of a tower, traced once."""
+        """Returns the function of a tower, traced once.
+
+        It takes the tower's place, packed, what the tower reads and, if XLA compiles, whether the
+        tower has a full shard.
+        """
         if self._traced is None:
+            place = tf.TensorSpec([len(Place._fields)], tf.int32)
             specs = [_spec(value, need) for value, need in self._inputs]
-
-            # XLA compiles again for each value of what a shape follows from: not for each place.
-            scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
-            of_place: Any = tf.TensorSpec([len(Place._fields)], tf.int32)
-            if is_compiled:
-                of_place = Place(scalar, scalar, scalar, flag)
-
-            def tower(place: Any, given: list[Any]) -> tuple[list[Any], Any]:
-                if not is_compiled:
-                    count, start, total, has_rows = tf.unstack(place)
-                    place = Place(count, start, total, has_rows > 0)
-                return self._compute(is_compiled, place, given)
-
+            flag = tf.TensorSpec([], tf.bool)
             with tf.init_scope(), tf.device(None):
-                function = tf.function(
-                    tower, autograph=False, jit_compile=is_compiled or None,
-                    experimental_attributes=None if is_compiled else KEEP_WHOLE,
-                )  # fmt: skip
-                self._traced = function.get_concrete_function(of_place, specs)
+                if is_compiled:
+                    compiled = self._compiled(specs)
+
+                    def tower(place: Any, given: list[Any], is_full: Any) -> list[Any]:
+                        place = _unpacked(place)
+                        return self._real(place, chosen(is_full, compiled, place, given))
+                else:
+
+                    def tower(place: Any, given: list[Any]) -> list[Any]:
+                        place = _unpacked(place)
+                        return self._real(place, self._compute(place, given)[0])
+
+                function = tf.function(tower, autograph=False, experimental_attributes=KEEP_WHOLE)
+                given = (place, specs, flag) if is_compiled else (place, specs)
+                self._traced = function.get_concrete_function(*given)
         return self._traced
 
-    def _compute(self, is_compiled: bool, place: Place, given: list[Any]) -> tuple[list[Any], Any]:
-        """Emits the operations of one tower; returns the values of `_outputs`.
+    def _compiled(self, specs: list[tf.TensorSpec]) -> Callable:
+        """Returns the function that XLA compiles; it also returns whether all indices are valid."""
 
-        Also returns whether all indices are valid, if XLA compiles the function.
-        """
+        def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
+            results, context = self._compute(place, given)
+            return results, indices_are_valid(self._ops, context.read)
+
+        # XLA compiles again for each value of what a shape follows from: not for each place.
+        scalar = tf.TensorSpec([], tf.int32)
+        place = Place(scalar, scalar, scalar, tf.TensorSpec([], tf.bool))
+        function = tf.function(tower, autograph=False, jit_compile=True)
+        return function.get_concrete_function(place, specs)  # type: ignore[no-any-return]
+
+    def _compute(self, place: Place, given: list[Any]) -> tuple[list[Any], Context]:
+        """Emits the operations of one tower; returns the values of `_outputs`, and of all."""
         found = dict(zip(self._inputs, given, strict=True))
         context = Context(place, lambda value, need: found[value, need])
         context.run(self._ops)
-        results = [context.values[value] for value in self._outputs]
-        if is_compiled:  # XLA would copy what a condition returns
-            return results, indices_are_valid(self._ops, context.read)
-        return self._real(place, results), ()
+        return [context.values[value] for value in self._outputs], context
 
     def _real(self, place: Place, results: list[Any]) -> list[Any]:
         """Returns results in which parts of sums are zero if the tower has no rows."""
         is_part = [value.fact == PART and value.dtype != tf.variant for value in self._outputs]
         real = iter(_if_rows(place, [part for part, told in zip(results, is_part) if told]))
         return [next(real) if told else value for value, told in zip(results, is_part)]
+
+
+def _unpacked(place: Any) -> Place:
+    count, start, total, has_rows = tf.unstack(place)
+    return Place(count, start, total, has_rows > 0)
 
 
 def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
@@ -135,20 +144,22 @@ def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
         return [tf.identity(value) for value in values]
 
 
-def chosen(is_compiled: Any, function: Callable, place: Place, given: list[Any]) -> list[Any]:
+def chosen(is_compiled: Any, function: Any, place: Place, given: list[Any]) -> list[Any]:
     """Returns the results of a function: compiled by XLA for full batches with valid indices.
 
     Without XLA, it raises the error of an index that is out of range.
     """
 
+    def skipped() -> tuple[list[Any], Any]:
+        results, _ = function.structured_outputs
+        return [tf.zeros([0] * (v.shape.rank or 0), v.dtype) for v in results], tf.constant(False)
+
     def plain() -> list[Any]:
         return without_xla(function, place, given)[0]  # type: ignore[no-any-return]
 
-    def fast() -> list[Any]:
-        results, is_valid = function(place, given)
-        return tf.cond(is_valid, lambda: results, plain)  # type: ignore[no-any-return]
-
-    return tf.nest.flatten(tf.cond(is_compiled, fast, plain))  # type: ignore[no-any-return]
+    # Two conditions in turn, not one in the other: TensorFlow prepares each call of `plain`.
+    results, is_done = tf.cond(is_compiled, lambda: function(place, given), skipped)
+    return tf.nest.flatten(tf.cond(is_done, lambda: results, plain))  # type: ignore[no-any-return]
 
 
 def _if_rows(place: Place, parts: list[Any]) -> list[Any]:
