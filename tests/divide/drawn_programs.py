@@ -77,8 +77,9 @@ BLOCKS = {
     "divided by the number": lambda x, w: x / count(x) + x,
     "of few": lambda x, w: x / tf.cast(tf.minimum(tf.shape(x)[0], 5), x.dtype),
     "if few": lambda x, w: tf.cond(tf.shape(x)[0] > 4, lambda: tf.sin(x + 0 * w[0]), lambda: x @ w),
+    # Normalized rows add up to 0 but for rounding: a limit of 0 would be a matter of rounding.
     "if large": lambda x, w: tf.cond(
-        tf.reduce_sum(x) > 0, lambda: tf.sin(x + 0 * w[0]), lambda: x @ w
+        tf.reduce_sum(x) > 0.1, lambda: tf.sin(x + 0 * w[0]), lambda: x @ w
     ),
     "if some are large": lambda x, w: tf.where(x > tf.reduce_mean(x), x, tf.sin(x @ w)),
     "first": lambda x, w: x + x[:1] + tf.reduce_max(x, 0),
