@@ -70,51 +70,55 @@ class Stage:
 
     def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
         """Calls the function of a tower, given what it reads."""
-        is_asked = run.compiled is not None and self._compiles
-        if is_asked and (self._is_worth_it or not run.machine.only_loops):
-            return self._function(is_compiled=True)(run.sent_places[t], own, run.compiled[t])
-        return self._function(is_compiled=False)(run.sent_places[t], own)
+        place, full = run.sent_places[t], run.compiled
+        if (
+            full is not None
+            and self._compiles
+            and (self._is_worth_it or not run.machine.only_loops)
+        ):
+            return self._function(self._with_xla)(place, own, full[t])
+        return self._function(self._plain)(place, own)
 
-    def _function(self, is_compiled: bool) -> Callable:
-        """Returns the function of a tower, traced once.
+    def _function(self, kind: Callable[[list[tf.TensorSpec]], tuple[Callable, list]]) -> Callable:
+        """Returns the function of a tower, traced once for all of them.
 
-        It takes the tower's place, packed, what the tower reads and, if XLA compiles, whether the
-        tower has a full shard.
+        It takes the tower's place, packed, and what the tower reads. kind: `_plain` or `_with_xla`.
         """
         if self._traced is None:
             place = tf.TensorSpec([len(Place._fields)], tf.int32)
             specs = [_spec(value, need) for value, need in self._inputs]
-            flag = tf.TensorSpec([], tf.bool)
             with tf.init_scope(), tf.device(None):
-                if is_compiled:
-                    compiled = self._compiled(specs)
-
-                    def tower(place: Any, given: list[Any], is_full: Any) -> list[Any]:
-                        place = _unpacked(place)
-                        return self._real(place, chosen(is_full, compiled, place, given))
-                else:
-
-                    def tower(place: Any, given: list[Any]) -> list[Any]:
-                        place = _unpacked(place)
-                        return self._real(place, self._compute(place, given)[0])
-
+                tower, more = kind(specs)
                 function = tf.function(tower, autograph=False, experimental_attributes=KEEP_WHOLE)
-                given = (place, specs, flag) if is_compiled else (place, specs)
-                self._traced = function.get_concrete_function(*given)
+                self._traced = function.get_concrete_function(place, specs, *more)
         return self._traced
 
-    def _compiled(self, specs: list[tf.TensorSpec]) -> Callable:
-        """Returns the function that XLA compiles; it also returns whether all indices are valid."""
+    def _plain(self, specs: list[tf.TensorSpec]) -> tuple[Callable, list]:
+        """Returns what a tower computes without XLA."""
 
-        def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
+        def tower(place: Any, given: list[Any]) -> list[Any]:
+            place = _unpacked(place)
+            return self._real(place, self._compute(place, given)[0])
+
+        return tower, []
+
+    def _with_xla(self, specs: list[tf.TensorSpec]) -> tuple[Callable, list]:
+        """Returns what a tower computes with XLA if it has a full shard, a third argument."""
+
+        def compiled(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
             results, context = self._compute(place, given)
             return results, indices_are_valid(self._ops, context.read)
 
         # XLA compiles again for each value of what a shape follows from: not for each place.
-        scalar = tf.TensorSpec([], tf.int32)
-        place = Place(scalar, scalar, scalar, tf.TensorSpec([], tf.bool))
-        function = tf.function(tower, autograph=False, jit_compile=True)
-        return function.get_concrete_function(place, specs)  # type: ignore[no-any-return]
+        scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
+        function = tf.function(compiled, autograph=False, jit_compile=True)
+        traced = function.get_concrete_function(Place(scalar, scalar, scalar, flag), specs)
+
+        def tower(place: Any, given: list[Any], is_full: Any) -> list[Any]:
+            place = _unpacked(place)
+            return self._real(place, chosen(is_full, traced, place, given))
+
+        return tower, [flag]
 
     def _compute(self, place: Place, given: list[Any]) -> tuple[list[Any], Context]:
         """Emits the operations of one tower; returns the values of `_outputs`, and of all."""
