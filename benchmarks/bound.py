@@ -7,7 +7,6 @@ Prints the median milliseconds and CPU milliseconds per step. --profile_dir=DIR 
 profiles for TensorBoard's profile page. VENV needs the packages torch and absl-py.
 """
 
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -17,16 +16,18 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.process import run_process  # noqa: E402  (found through the line above)
+from benchmarks import rounds  # noqa: E402  (found through the line above)
+from benchmarks.machine import peak_memory_mb  # noqa: E402
 
 BATCH_SIZE, STEPS, WARM_UP_EPOCHS, EPOCHS = 128, 30, 2, 4
 
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
 _TORCH_PYTHON = flags.DEFINE_string("torch_python", None, "A Python interpreter with PyTorch.")
 _PROFILE_DIR = flags.DEFINE_string("profile_dir", None, "Directory to write profiles to.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
-def train_torch() -> dict[str, float]:
+def train_torch() -> dict[str, Any]:
     """Trains the layers of `cnn` in PyTorch with the same batch and optimizer."""
     import torch
     from torch import nn
@@ -58,16 +59,17 @@ def train_torch() -> dict[str, float]:
     return {
         "ms_per_step": 1e3 * seconds / (EPOCHS * STEPS),
         "cpu_ms_per_step": 1e3 * cpu_seconds / (EPOCHS * STEPS),
+        "peak_memory_mb": peak_memory_mb(),
+        "device": "CPU",
     }
 
 
 def main(argv: list[str]) -> None:
-    """Measures each contender in turn and prints the table."""
+    """Measures each contender in turn, prints the tables and appends to the CSV."""
     del argv
     contenders: dict[str, dict[str, Any]] = {}
     for name, num_devices in (("fit", 1), ("towers_1", 1), ("towers_2", 2), ("towers_4", 4)):
         contenders[name] = {
-            "function": "epochs.measure",
             "contender": "fit" if name == "fit" else "parallel",
             "workload": "cnn",
             "data": "dataset",
@@ -81,16 +83,11 @@ def main(argv: list[str]) -> None:
         }
     if _TORCH_PYTHON.value:
         contenders["torch"] = {"function": "bound.train_torch", "python": _TORCH_PYTHON.value}
-    results = [
-        {name: run_process(**arguments) for name, arguments in contenders.items()}
-        for _ in range(_ROUNDS.value)
-    ]
-    for name in contenders:
-        step, cpu = (
-            statistics.median(result[name][key] for result in results)
-            for key in ("ms_per_step", "cpu_ms_per_step")
-        )
-        print(f"{name:10} {step:6.1f} ms per step {cpu:6.1f} CPU ms per step")
+    results = rounds.run_rounds("epochs.measure", contenders, _ROUNDS.value)
+    for measure in ("ms_per_step", "cpu_ms_per_step"):
+        rows = rounds.compare(results, "fit", measure, workload="cnn", num_devices=1)
+        rounds.append_csv(_OUT.value, rows)
+        print(f"{measure}\n{rounds.table(rows)}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,8 @@
-"""Draws the chart of throughput.csv: the speed of towers, divided by the speed of each peer.
+"""Draws the rows of throughput.py in results.csv: the speed of towers, divided by each peer's.
 
-    python benchmarks/chart.py benchmarks/results/throughput.csv docs/images/throughput.png
-
-throughput.py calls it after each run.
+python benchmarks/chart.py
 """
 
-import csv
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.rounds import group_comparisons  # noqa: E402  (found through the line above)
+from benchmarks.rounds import RESULTS, ROOT, group_comparisons, read_csv  # noqa: E402  (found through the line above)
 
 PEERS = {
     "fit": "Keras fit, 1 device",
@@ -27,30 +24,30 @@ ROW_HEIGHT, MARGIN, WIDTH = 0.36, 1.6, 8.0  # inches
 
 
 def draw(source: Path, target: Path) -> None:
-    """Draws the median ratios of a CSV of `rounds.append_csv` to a PNG."""
+    """Draws the median ratios of a table of `rounds.append_csv` to a PNG."""
     # This imports TensorFlow, so it runs after the measurements.
     from towers.app.reporting.charts import figure_file
 
-    with source.open(newline="") as file:
-        comparisons = group_comparisons(csv.DictReader(file))
-    rows: dict[str, dict[str, float]] = {}
+    rows = read_csv(source, "throughput")
+    comparisons = group_comparisons(r for r in rows if r["measure"] == "examples_per_second")
+    ratios: dict[str, dict[str, float]] = {}
     for first, *_ in comparisons:
         call = " by fit" if first["contender"] == "parallel" else ""
         title = f"{first['workload']}{call}, {first['num_devices']} devices"
-        rows.setdefault(title, {})[first["peer"]] = float(first["median_ratio"])
-    height = MARGIN + ROW_HEIGHT * len(rows)
+        ratios.setdefault(title, {})[first["peer"]] = float(first["median_ratio"])
+    height = MARGIN + ROW_HEIGHT * len(ratios)
     title = "Examples per second of towers, divided by each peer's"
     with figure_file(target, WIDTH, height, title, describe_rows(comparisons)) as figure:
         axes = figure.add_subplot()
         axes.set_title("same global batch; right of 1.0, towers is faster")
         axes.axvline(1.0, color="black", linewidth=1)
         for (peer, label), marker in zip(PEERS.items(), MARKERS, strict=True):
-            points = [(row[peer], i) for i, row in enumerate(rows.values()) if peer in row]
+            points = [(row[peer], i) for i, row in enumerate(ratios.values()) if peer in row]
             if points:
                 x, y = zip(*points, strict=True)
                 axes.scatter(x, y, s=60, marker=marker, label=label, zorder=3)
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_ylim(len(rows) - 0.5, -0.5)
+        axes.set_yticks(range(len(ratios)), list(ratios))
+        axes.set_ylim(len(ratios) - 0.5, -0.5)
         axes.margins(x=0.05)
         axes.legend(loc="best", fontsize=8)
 
@@ -71,4 +68,4 @@ def describe_rows(comparisons: Sequence[Sequence[Mapping[str, Any]]]) -> str:
 
 
 if __name__ == "__main__":
-    draw(*map(Path, sys.argv[1:]))
+    draw(RESULTS, ROOT / "docs" / "images" / "throughput.png")

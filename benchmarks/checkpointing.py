@@ -34,7 +34,7 @@ _STEPS = flags.DEFINE_integer(
 )
 _UNTIMED = flags.DEFINE_integer("untimed", 50, "Steps at the start that are not timed.")
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Runs of each side.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "benchmarks/results/checkpointing.csv", "CSV to append to.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
 def train(

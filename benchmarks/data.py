@@ -39,10 +39,12 @@ CGROUPS = (
     ("/sys/fs/cgroup", "memory.max", "memory.peak"),
 )  # version 1, then 2
 
-_LIMIT = flags.DEFINE_integer("limit_mib", 768, "Memory limit of each reader.")
+_LIMIT = flags.DEFINE_integer(
+    "limit_mib", 768, "Memory limit of each reader, a quarter of the file."
+)
 _SECONDS = flags.DEFINE_float("seconds", 12, "Time for which each reader is measured.")
 _DIR = flags.DEFINE_string("dir", None, "Directory of the file. Default: a temporary directory.")
-_OUT = flags.DEFINE_string("out", "benchmarks/results/data.csv", "CSV to append to.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
 class Images:
@@ -135,7 +137,7 @@ def control_group(limit: int) -> Iterator[tuple[Path, Path]]:
     raise app.UsageError("cannot create a control group. Run this as root on Linux.")
 
 
-def run_reader(reader: str, path: str, limit: int) -> dict[str, str]:
+def run_reader(reader: str, path: str, limit: int) -> dict[str, str | int]:
     """Measures a reader in its own process and control group; prints and returns its row."""
     arguments = json.dumps({"reader": reader, "path": path, "seconds": _SECONDS.value})
     command = [sys.executable, "-m", "benchmarks.process", "data.measure", arguments]
@@ -150,19 +152,24 @@ def run_reader(reader: str, path: str, limit: int) -> dict[str, str]:
         memory = int(peak.read_text()) / MIB
     rate = f"{json.loads(done.stdout)['examples_per_second']:.0f}" if done.stdout else "killed"
     print(f"{READERS[reader]:52} {rate:>8} examples/s  {memory:6.0f} MiB", flush=True)
-    return {"way": READERS[reader], "examples_per_second": rate, "peak_mib": f"{memory:.0f}"}
+    return {
+        "contender": READERS[reader],
+        "measure": "examples_per_second",
+        "round": 0,
+        "value": rate,
+        "peak_memory_mb": f"{memory:.0f}",
+    }
 
 
 def main(argv: list[str]) -> None:
     """Measures every reader and appends to the CSV."""
     del argv
-    sizes = {"limit_mib": _LIMIT.value, "file_mib": 4 * _LIMIT.value}
     with tempfile.TemporaryDirectory(dir=_DIR.value) as directory:
         path = f"{directory}/images.bin"
         with open(path, "wb") as file:
-            for part in range(sizes["file_mib"] // 16):
+            for part in range(_LIMIT.value // 4):
                 file.write(np.random.default_rng(part).bytes(16 * MIB))
-        rows = [{**run_reader(reader, path, _LIMIT.value * MIB), **sizes} for reader in READERS]
+        rows = [run_reader(reader, path, _LIMIT.value * MIB) for reader in READERS]
     append_csv(_OUT.value, rows)
 
 

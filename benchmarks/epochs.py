@@ -25,7 +25,7 @@ _WORKLOADS = flags.DEFINE_list(
     "workloads", ["cnn", "gru_small", "gru", "text", "transformer"], "Names in workloads.py."
 )
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "benchmarks/results/epochs.csv", "CSV to append to.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
 def measure(

@@ -6,7 +6,6 @@ It also prints the digest of the trained weights, which shows whether two versio
 bit-identical weights.
 """
 
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -17,10 +16,14 @@ from absl import app, flags
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from benchmarks import rounds  # noqa: E402  (found through the line above)
+from benchmarks.machine import peak_memory_mb  # noqa: E402
+
+DEVICES = 3
 
 _MODELS = flags.DEFINE_list("models", ["MobileNetV2"], "Names in keras.applications.")
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each model and side.", lower_bound=1)
 _BATCH_NORM = flags.DEFINE_string("batch_norm", "synchronized", "Argument of make_parallel.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
 def train(model: str, batch_norm: str | None) -> dict[str, Any]:
@@ -34,8 +37,9 @@ def train(model: str, batch_norm: str | None) -> dict[str, Any]:
     import numpy as np
 
     import towers
+    from benchmarks.contender import device_name
 
-    towers.logical_cpus(3)
+    towers.logical_cpus(DEVICES)
     keras.backend.set_floatx("float64")
     keras.utils.set_random_seed(1)
     rng = np.random.default_rng(0)
@@ -43,13 +47,18 @@ def train(model: str, batch_norm: str | None) -> dict[str, Any]:
     build = getattr(keras.applications, model)
     trained = build(weights=None, input_shape=(32, 32, 3), classes=10)
     if batch_norm is not None:
-        trained = towers.make_parallel(trained, 3, batch_norm=batch_norm)
+        trained = towers.make_parallel(trained, DEVICES, batch_norm=batch_norm)
     trained.compile(
         "sgd", "sparse_categorical_crossentropy", metrics=["accuracy"], jit_compile=False
     )
     start = time.perf_counter()
     trained.fit(x, y, batch_size=12, epochs=2, shuffle=False, verbose=0)
-    return {"seconds": time.perf_counter() - start, "digest": towers.digest(trained)}
+    return {
+        "seconds": time.perf_counter() - start,
+        "digest": towers.digest(trained),
+        "peak_memory_mb": peak_memory_mb(),
+        "device": device_name(),
+    }
 
 
 def main(argv: list[str]) -> None:
@@ -57,14 +66,15 @@ def main(argv: list[str]) -> None:
     del argv
     for model in _MODELS.value:
         contenders: dict[str, dict[str, Any]] = {
-            "towers": {"model": model, "batch_norm": _BATCH_NORM.value},
+            _BATCH_NORM.value: {"model": model, "batch_norm": _BATCH_NORM.value},
             "fit": {"model": model, "batch_norm": None},
         }
         results = rounds.run_rounds("first_epochs.train", contenders, _ROUNDS.value)
-        ours, fit = (
-            statistics.median(result[name]["seconds"] for result in results) for name in contenders
+        rows = rounds.compare(
+            results, _BATCH_NORM.value, "seconds", workload=model, num_devices=DEVICES
         )
-        print(f"{model}: fit {fit:.1f} s, towers {ours:.1f} s, ratio {ours / fit:.2f}")
+        rounds.append_csv(_OUT.value, rows)
+        print(rounds.table(rows))
 
 
 if __name__ == "__main__":

@@ -41,6 +41,13 @@ def describe_machine() -> dict[str, str]:
     }
 
 
+def commit() -> str:
+    """Returns the commit of this checkout, or "" outside of a repository."""
+    command = ["git", "rev-parse", "--short", "HEAD"]
+    done = subprocess.run(command, cwd=Path(__file__).parent, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
 def count_cores() -> int:
     """Returns the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0))

@@ -56,7 +56,7 @@ _STEPS = flags.DEFINE_integer(
 _MEMORY_STEPS = flags.DEFINE_list(
     "memory_steps", ["200", "1000"], "The two steps after which memory is read."
 )
-_OUT = flags.DEFINE_string("out", "benchmarks/results/machines.csv", "CSV to append to.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
 def main(argv: list[str]) -> None:
@@ -123,7 +123,6 @@ def _compare_runs(workload: str, num_devices: int, contenders: dict[str, dict[st
         workload=workload,
         num_devices=num_devices,
         steps=results[0][ours]["steps"],
-        sent_mb="",
     )
 
 
@@ -172,7 +171,6 @@ def compare_memory() -> Rows:
         workload="tiny",
         num_devices=2,
         steps=late,
-        sent_mb="",
     )
 
 
@@ -198,7 +196,6 @@ def compare_input(num_workers: int) -> Rows:
         workload="images",
         num_devices=num_workers,
         steps=measured[0]["calls"],
-        sent_mb="",
     )
 
 

@@ -26,7 +26,7 @@ _COMPARED = flags.DEFINE_list(
     ["copies:mirrored", "stages_2:towers", "stages_4:towers"],
     "Pairs of contenders, CONTENDER:PEER.",
 )
-_OUT = flags.DEFINE_string("out", "benchmarks/results/placements.csv", "CSV to append to.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 _MEASURES = {
     "copies": ("first_step_seconds", "examples_per_second", "peak_memory_mb"),

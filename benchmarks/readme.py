@@ -1,9 +1,9 @@
-"""Writes the measured figures of README and docs/measured.md from benchmarks/results.
+"""Writes the measured figures of README and docs/ from benchmarks/results.csv.
 
     python benchmarks/readme.py
 
-Run it after each benchmark. It replaces the text between the marks of each table. If a benchmark
-was repeated, the newest rounds count.
+It replaces the text between the marks of each table. `benchmarks/all.py` calls it after all
+measurements.
 """
 
 import csv
@@ -16,17 +16,21 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.rounds import group_comparisons  # noqa: E402  (found through the line above)
+from benchmarks.rounds import KEY, RESULTS, group_comparisons  # noqa: E402  (found as above)
 
 PAGES = {  # the tables that each page contains
     ROOT / "README.md": ("summary",),
-    ROOT / "docs" / "measured.md": ("throughput", "others", "dcgan"),
+    ROOT / "docs" / "measured.md": (
+        *("machine", "throughput", "epochs", "step", "others", "first_epochs"),
+        *("exactness", "dcgan", "data", "recovery"),
+    ),
+    ROOT / "docs" / "placements.md": ("placements",),
 }
-RESULTS = ROOT / "benchmarks" / "results"
 
 # The text of the first cell, the workload, the number of devices, and the contender.
 _THROUGHPUT_ROWS = [
     ("`cnn`, 128, SGD momentum", "cnn", 4, "towers"),
+    ("`cnn` by `make_parallel(...).fit`, 128, SGD momentum", "cnn", 4, "parallel"),
     ("`notebook_cnn`, 128, RMSprop", "notebook_cnn", 4, "towers"),
     ("MLP of 41 million parameters, 512, Adam", "mlp41m", 2, "towers"),
     ("MLP of 41 million parameters, 512, Adam", "mlp41m", 8, "towers"),
@@ -36,7 +40,6 @@ _THROUGHPUT_ROWS = [
     ("MLP 784-2048-2048-10, 256, Adam", "mlp", 8, "towers"),
     ("DCGAN by `make_parallel(...).fit`, 128, 2 x Adam", "dcgan", 2, "parallel"),
 ]
-_SUMMARY_ROWS = [("`cnn`, batch 128", "cnn", 4), ("DCGAN, batch 128", "dcgan", 2)]
 _PEERS = {
     "fit": "Keras `fit`, 1 device",
     "mirrored": "MirroredStrategy",
@@ -44,31 +47,78 @@ _PEERS = {
     "limit": "the limit",
 }
 _FAILS = {("cnn", "central"), ("notebook_cnn", "central")}  # a peer that fails has no rows
+_EPOCHS_ROWS = {
+    "cnn": "`cnn`, 128",
+    "gru_small": "2 x 128 GRU, 128",
+    "gru": "2 x 256 GRU, 256",
+    "text": "masked bidirectional LSTM of 64 units, open length, texts of 80 words, 64",
+    "transformer": "Transformer, two decoder blocks of width 64, 32 tokens, 32",
+}
+_STEP_ROWS = {"towers_1": "1 tower", "towers_2": "2 towers", "towers_4": "4 towers"}
+# Keras Applications whose first epochs are measured.
+MODELS = "MobileNet MobileNetV2 MobileNetV3Small ResNet50 ResNet50V2 DenseNet121 EfficientNetB0"
+_EXACTNESS_WAYS = ("Keras, 1 device", "MirroredStrategy", "towers")
+_SUMMARY_ROWS = (
+    "an uneven last batch: 32, 32, 32, 5",
+    "BatchNormalization",
+    "a masked loss: sequences of 1 to 5 steps",
+    "a contrastive loss",
+)
+FAULTS = {
+    "kill": "killed (SIGKILL)",
+    "stop": "stopped (SIGSTOP)",
+    "hang": "hung between two steps",
+}
+_PLACEMENTS = {
+    "copies on 8 devices": ("copies", "mirrored", "MirroredStrategy"),
+    "2 stages, 4 groups": ("stages_2", "towers", "the same towers without stages"),
+    "4 stages, 2 groups": ("stages_4", "towers", "the same towers without stages"),
+}
 
 
 class Results:
-    """The comparisons in the CSV files; a key is (file, workload, devices, contender, peer)."""
+    """The comparisons in the table of results, found by the columns in `rounds.KEY`."""
 
-    def __init__(self, folder: Path = RESULTS) -> None:
-        """Args: folder: contains throughput.csv, first_step.csv and checkpointing.csv."""
-        self._rows: dict[tuple[str, ...], list[Any]] = {}
-        for name in ("throughput", "first_step", "checkpointing"):
-            with (folder / f"{name}.csv").open(newline="") as file:
-                for rows in group_comparisons(csv.DictReader(file)):
-                    key = (rows[0][k] for k in ("workload", "num_devices", "contender", "peer"))
-                    self._rows[name, *key] = rows
+    def __init__(self, path: Path = RESULTS) -> None:
+        """Args: path: a table that `rounds.append_csv` wrote."""
+        with path.open(newline="") as file:
+            self.all = list(csv.DictReader(file))
+        self._groups = {
+            tuple(rows[0][name] for name in KEY): rows for rows in group_comparisons(self.all)
+        }
 
-    def rows(self, *key: Any) -> list[Any]:
+    def of(self, benchmark: str) -> list[dict[str, str]]:
+        """Returns all rows of a benchmark.
+
+        Raises:
+            LookupError: It was not run.
+        """
+        found = [row for row in self.all if row["benchmark"] == benchmark]
+        if not found:
+            raise LookupError(f"{benchmark} has no rows")
+        return found
+
+    def rows(self, benchmark: str, **key: Any) -> list[Any]:
         """Returns the rows of a comparison, one per round; [] if it was not measured."""
-        return self._rows.get(tuple(map(str, key)), [])
+        key = {"measure": "examples_per_second", "benchmark": benchmark, **key}
+        return self._groups.get(tuple(str(key.get(name, "")) for name in KEY), [])
 
-    def median(self, column: str, *key: Any) -> float:
-        """Returns the median of a column over the rounds of a comparison."""
-        return statistics.median(float(row[column]) for row in self.rows(*key))
+    def median(self, column: str, benchmark: str, **key: Any) -> float:
+        """Returns the median of a column over the rounds of a comparison.
 
-    def ratio(self, *key: Any) -> str:
-        """Returns the median ratio to a peer, such as "1.18"; "" if it was not measured."""
-        return f"{self.median('median_ratio', *key):.2f}" if self.rows(*key) else ""
+        Raises:
+            LookupError: It was not measured.
+        """
+        rows = self.rows(benchmark, **key)
+        if not rows:
+            raise LookupError(f"{benchmark} has no row of {key}")
+        return statistics.median(float(row[column]) for row in rows)
+
+    def spread(self, column: str, form: str, benchmark: str, **key: Any) -> str:
+        """Returns "MEDIAN (LOWEST to HIGHEST)" of a column over the rounds."""
+        median = self.median(column, benchmark, **key)
+        values = sorted(float(row[column]) for row in self.rows(benchmark, **key))
+        return f"{median:{form}} ({values[0]:{form}} to {values[-1]:{form}})"
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -77,105 +127,248 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
+def measured_machine(results: Results) -> str:
+    """Returns what was measured where."""
+    machines = dict.fromkeys(f"{row['cores']} cores of {row['processor']}" for row in results.all)
+    last = results.all[-1]
+    versions = f"TensorFlow {last['tensorflow']}, Keras {last['keras']}, Python {last['python']}"
+    commits = {row["commit"] for row in results.all if row["benchmark"] != "exactness"}
+    code = f"commit {' and '.join(commits)}" if all(commits) else "earlier versions of towers"
+    return f"All figures were measured with {code} on {' or '.join(machines)}: {versions}."
+
+
 def throughput(results: Results) -> str:
     """Returns the table of examples per second and of the ratios to the peers."""
     rows = []
-    for title, *key in _THROUGHPUT_ROWS:
-        ratios = {peer: results.ratio("throughput", *key, peer) for peer in _PEERS}
-        measured = next(peer for peer, ratio in ratios.items() if ratio)
+    for title, workload, devices, contender in _THROUGHPUT_ROWS:
+        ratios, speeds = [], []
         for peer in _PEERS:
-            if (key[0], peer) in _FAILS:
-                ratios[peer] = "cannot train it"
-        speed = results.median("value", "throughput", *key, measured)
-        rows.append([title, str(key[1]), f"{speed:,.0f}", *ratios.values()])
+            key = {"workload": workload, "num_devices": devices}
+            found = results.rows("throughput", **key, contender=contender, peer=peer)
+            speeds += [float(row["value"]) for row in found]
+            ratio = f"{float(found[0]['median_ratio']):.2f}" if found else ""
+            ratios.append("cannot train it" if (workload, peer) in _FAILS else ratio)
+        if not speeds:
+            raise LookupError(f"throughput has no row of {title} on {devices} devices")
+        rows.append([title, str(devices), f"{statistics.median(speeds):,.0f}", *ratios])
     header = ["workload, global batch, optimizer", "devices", "examples/s", *_PEERS.values()]
     return markdown_table(header, rows)
 
 
-def summary(results: Results) -> str:
-    """Returns README's table of `make_parallel(...).fit`: its speed, as a ratio to two peers."""
-    rows, machines = [], set()
-    for title, *key in _SUMMARY_ROWS:
-        keys = [("throughput", *key, "parallel", peer) for peer in ("fit", "mirrored")]
-        ratios = [f"{ratio} times" if (ratio := results.ratio(*one)) else "" for one in keys]
-        rows.append([f"{title}, {key[1]} devices", *ratios])
-        for row in results.rows(*keys[0]):
-            machines.add(f"{row['cores']} cores of {row['processor']}")
-    where = " or ".join(sorted(machines))
-    return markdown_table(
-        [f"Examples/s of `fit`; devices share {where}", "Keras, 1 device", "MirroredStrategy"], rows
+def epochs(results: Results) -> str:
+    """Returns the table of whole epochs of `fit`."""
+    rows = []
+    for workload, title in _EPOCHS_ROWS.items():
+        for data, name in (("dataset", "`tf.data.Dataset`"), ("arrays", "arrays")):
+            key = {"workload": workload, "data": data, "num_devices": 2}
+            key |= {"contender": "parallel", "peer": "fit"}
+            fit, ours = (
+                f"{results.median(column, 'epochs', **key):,.0f}"
+                for column in ("peer_value", "value")
+            )
+            rows.append([title, name, fit, ours, results.spread("ratio", ".2f", "epochs", **key)])
+    header = ["model, global batch", "data", "Keras `fit`, examples/s", "towers, examples/s"]
+    return markdown_table([*header, "ratio"], rows)
+
+
+def step(results: Results) -> str:
+    """Returns the table of milliseconds of a step."""
+    key = {"workload": "cnn", "num_devices": 1, "contender": "fit"}
+    measures = ("ms_per_step", "cpu_ms_per_step")
+    rows = [
+        [
+            title,
+            *(
+                f"{results.median('peer_value', 'bound', **key, peer=peer, measure=m):.1f}"
+                for m in measures
+            ),
+        ]
+        for peer, title in _STEP_ROWS.items()
+    ]
+    fit = [results.median("value", "bound", **key, peer="towers_1", measure=m) for m in measures]
+    rows.insert(0, ["Keras `fit`", *(f"{value:.1f}" for value in fit)])
+    return markdown_table(["`cnn`, batch 128", "ms a step", "CPU ms a step"], rows)
+
+
+def others(results: Results) -> str:
+    """Returns the list of first steps, checkpoints and memory."""
+    first = {"workload": "resnet50", "num_devices": 8, "contender": "towers", "peer": "mirrored"}
+    first |= {"measure": "first_step_seconds"}
+    wide = {"workload": "mlp41m", "num_devices": 8, "contender": "towers", "peer": "mirrored"}
+    ours, other = (
+        results.median(column, "throughput", **wide) / 1e3
+        for column in ("peak_memory_mb", "peer_peak_memory_mb")
     )
+    key = {"workload": "cnn", "num_devices": 2, "contender": "every 100", "peer": "none"}
+    cost = 1 - results.median("median_ratio", "checkpointing", **key)
+    return "\n".join(
+        [
+            "- **The first step** of ResNet50 (32x32) on 8 devices, from the built model on: "
+            f"{results.median('value', 'throughput', **first):.0f} s, against",
+            f"  {results.median('peer_value', 'throughput', **first):.0f} s with MirroredStrategy.",
+            f"- **A checkpoint every 100 steps** of `cnn` costs {100 * cost:.1f}% of its speed.",
+            "- **Peak memory** of the MLP of 41 million parameters on 8 devices: "
+            f"{ours:.1f} GB, against {other:.1f} GB with",
+            "  MirroredStrategy.",
+        ]
+    )
+
+
+def first_epochs(results: Results) -> str:
+    """Returns the table of the first two epochs of Keras Applications."""
+    rows = []
+    for model in MODELS.split():
+        cells = [model]
+        for batch_norm in ("average", "synchronized"):
+            key = {"workload": model, "num_devices": 3, "contender": batch_norm, "peer": "fit"}
+            for column, form in (("peer_value", ".1f"), ("value", ".1f"), ("ratio", ".2f")):
+                value = results.median(column, "first_epochs", **key, measure="seconds")
+                cells.append(f"{value:{form}}")
+        rows.append(cells)
+    ways = ('`batch_norm="average"`, s', '`"synchronized"`, s')
+    header = [cell for way in ways for cell in ("Keras `fit`, s", way, "ratio")]
+    return markdown_table(["model", *header], rows)
+
+
+def _differences(results: Results, case: str, ways: Sequence[str]) -> list[str]:
+    cells = []
+    for way in ways:
+        key = {"workload": case, "num_devices": 4, "contender": way, "measure": "difference"}
+        if not (rows := results.rows("exactness", **key)):
+            raise LookupError(f"exactness has no row of {case}")
+        value = rows[0]["value"]
+        if value != "raises":
+            value = f"{float(value):.2g}" if float(value) > 1e-9 else f"{float(value):.0e}"
+        cells.append({"0e+00": "0"}.get(value, value))
+    return cells
+
+
+def exactness(results: Results) -> str:
+    """Returns the table of differences from the weights of one device."""
+    cases = [row["workload"] for row in results.of("exactness")]
+    rows = [[case, *_differences(results, case, _EXACTNESS_WAYS)] for case in dict.fromkeys(cases)]
+    return markdown_table(["largest difference of a weight", *_EXACTNESS_WAYS], rows)
+
+
+def summary(results: Results) -> str:
+    """Returns README's rows of the same table."""
+    rows = [[case, *_differences(results, case, _EXACTNESS_WAYS[1:])] for case in _SUMMARY_ROWS]
+    return markdown_table(["largest difference of a weight", *_EXACTNESS_WAYS[1:]], rows)
 
 
 def dcgan(results: Results) -> str:
     """Returns the table of a custom `train_step`."""
     rows = []
-    for title, file, devices, column, form, note in (
-        ("examples/s, 2 devices", "throughput", 2, "value", "{:,.0f}", ""),
-        ("first step, 8 devices", "first_step", 8, "value", "{:.1f} s", " (1 device)"),
-        ("peak memory, 8 devices", "first_step", 8, "peak_memory_mb", "{:,.0f} MB", " (1 device)"),
+    for title, measure, devices, column, form, note in (
+        ("examples/s, 2 devices", "examples_per_second", 2, "value", ",.0f", ""),
+        ("first step, 8 devices", "first_step_seconds", 8, "value", ".1f", " s"),
+        ("peak memory, 8 devices", "first_step_seconds", 8, "peak_memory_mb", ",.0f", " MB"),
     ):
-        fit, mirrored = ((file, "dcgan", devices, "parallel", peer) for peer in ("fit", "mirrored"))
+        key = {"workload": "dcgan", "num_devices": devices, "contender": "parallel"}
+        key |= {"measure": measure}
         values = (
-            results.median(f"peer_{column}", *fit),
-            results.median(f"peer_{column}", *mirrored),
-            results.median(column, *fit),
+            results.median(f"peer_{column}", "throughput", **key, peer="fit"),
+            results.median(f"peer_{column}", "throughput", **key, peer="mirrored"),
+            results.median(column, "throughput", **key, peer="fit"),
         )
-        by_fit, by_mirrored, ours = map(form.format, values)
-        rows.append([title, by_fit + note, by_mirrored, ours])
+        rows.append([title, *(f"{value:{form}}{note}" for value in values)])
     return markdown_table(
         ["custom `train_step`, DCGAN", "Keras `fit`, 1 device", "MirroredStrategy", "towers"], rows
     )
 
 
-def others(results: Results) -> str:
-    """Returns the list of first steps and checkpoints."""
-    first = "first_step", "resnet50", 8, "towers", "mirrored"
-    parallel = "throughput", "cnn", 4, "parallel"
-    cost = 1 - results.median("median_ratio", "checkpointing", "cnn", 2, "every 100", "none")
-    return "\n".join(
-        [
-            "- **The first step** of ResNet50 (32x32) on 8 devices, from the built model on: "
-            f"{results.median('value', *first):.0f} s, against",
-            f"  {results.median('peer_value', *first):.0f} s with MirroredStrategy.",
-            "- **`make_parallel(...).fit`** trains `cnn` at "
-            f"{results.ratio(*parallel, 'towers')} of the speed of towers' own loop,",
-            f"  and at {results.ratio(*parallel, 'fit')} of the speed of `fit`.",
-            f"- **A checkpoint every 100 steps** of `cnn` costs {100 * cost:.1f}% of its speed.",
-        ]
-    )
+def data(results: Results) -> str:
+    """Returns the table of readers."""
+    rows = []
+    for row in results.of("data"):
+        speed = row["value"] if row["value"] == "killed" else f"{float(row['value']):,.0f}"
+        rows.append([row["contender"], speed, row["peak_memory_mb"]])
+    return markdown_table(["reader", "examples/s", "peak memory, MiB"], rows)
+
+
+def recovery(results: Results) -> str:
+    """Returns the table of seconds after the loss of a worker."""
+    rows = []
+    for fault, title in FAULTS.items():
+        for workers in (2, 4):
+            key = {"workload": "cnn", "num_devices": workers, "contender": fault}
+            restart = results.median("value", "recovery", **key, measure="restart_seconds")
+            after = results.spread("value", ".1f", "recovery", **key, measure="next_step_seconds")
+            rows.append([title, str(workers), f"{restart:.1f}", after])
+    header = ["fault", "workers", "seconds to the restart", "seconds to the next step"]
+    return markdown_table(header, rows)
+
+
+def placements(results: Results) -> str:
+    """Returns the table of placements: ratios to a peer."""
+    rows = []
+    for title, (contender, peer, name) in _PLACEMENTS.items():
+        key = {"workload": "resnet50", "num_devices": 8, "contender": contender, "peer": peer}
+        copies = contender == "copies"
+        measure = "examples_per_second" if copies else "cpu_seconds_per_step"
+        rows.append(
+            [
+                title,
+                name,
+                results.spread("ratio", ".2f", "placements", **key, measure="first_step_seconds"),
+                results.spread("ratio", ".2f", "placements", **key, measure=measure)
+                + (" of its examples per second" if copies else " of their CPU time"),
+            ]
+        )
+    header = ["placement", "compared with", "time of the first step, ratio", "each step, ratio"]
+    return markdown_table(header, rows)
 
 
 TABLES: dict[str, Callable[[Results], str]] = {
+    "machine": measured_machine,
     "summary": summary,
     "throughput": throughput,
-    "dcgan": dcgan,
+    "epochs": epochs,
+    "step": step,
     "others": others,
+    "first_epochs": first_epochs,
+    "exactness": exactness,
+    "dcgan": dcgan,
+    "data": data,
+    "recovery": recovery,
+    "placements": placements,
 }
 
 
-def fill_in(page: Path, text: str, results: Results) -> str:
+def fill_in(page: Path, text: str, results: Results) -> tuple[str, list[str]]:
     """Returns the text of a page with the figures of these results between its marks.
+
+    A table whose rows were not measured keeps its text. The returned list says what it lacks.
 
     Raises:
         ValueError: The page lacks the marks of a table or has them twice.
     """
+    missing = []
     for name in PAGES[page]:
         begin, end = f"<!-- figures: {name} -->\n", "<!-- end -->"
         count = text.count(begin)
         if count != 1:
             raise ValueError(f"{page.name} has {count} places for the figures of {name!r}, not 1.")
         before, rest = text.split(begin)
-        text = before + begin + TABLES[name](results) + "\n" + rest[rest.index(end) :]
-    return text
+        try:
+            table = TABLES[name](results)
+        except LookupError as error:
+            missing.append(f"{page.name} keeps its old {name!r}: {error}")
+            continue
+        text = before + begin + table + "\n" + rest[rest.index(end) :]
+    return text, missing
 
 
-def main() -> None:
-    """Rewrites the pages."""
+def main() -> list[str]:
+    """Rewrites the pages; prints and returns what the results lack."""
     results = Results()
+    missing = []
     for page in PAGES:
-        text = page.read_text(encoding="utf-8")
-        page.write_text(fill_in(page, text, results), encoding="utf-8")
+        text, lacking = fill_in(page, page.read_text(encoding="utf-8"), results)
+        page.write_text(text, encoding="utf-8")
+        missing += lacking
+    print(*missing, sep="\n")
+    return missing
 
 
 if __name__ == "__main__":

@@ -32,6 +32,10 @@ from typing import Any
 from absl import app, flags
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import rounds  # noqa: E402  (found through the line above)
+
 CGROUP = Path("/sys/fs/cgroup/memory/towers-recovery")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # the other faults use SIGUSR2
 
@@ -112,6 +116,7 @@ def main(argv: list[str]) -> None:
     del argv
     given = flags.FLAGS
     lines: list[tuple[float, str]] = []
+    seconds: list[tuple[float, float]] = []
     with tempfile.TemporaryDirectory() as directory:
         slow, steps = Path(directory, "slow"), Path(directory, "steps")
         steps.touch()
@@ -154,9 +159,19 @@ def main(argv: list[str]) -> None:
         for restart in restart_times(lines):
             fault = max(at for at in faults if at < restart)
             next_step = step_times(steps, restart)[0]
-            print(
-                f"restart after {restart - fault:.1f} s, next step after {next_step - fault:.1f} s"
-            )
+            seconds.append((restart - fault, next_step - fault))
+            print("restart after {:.1f} s, next step after {:.1f} s".format(*seconds[-1]))
+    shared = {
+        "workload": next((word[8:] for word in given.train if word.startswith("--model=")), "cnn"),
+        "num_devices": given.workers,
+        "contender": given.fault,
+    }
+    rows = [
+        {**shared, "measure": measure, "round": index, "value": round(value, 2)}
+        for index, values in enumerate(seconds)
+        for measure, value in zip(("restart_seconds", "next_step_seconds"), values, strict=True)
+    ]
+    rounds.append_csv(given.out, rows)
     print(f"{len(faults)} losses, {len(restart_times(lines))} restarts: {lines[-1][1]}")
 
 
@@ -165,6 +180,7 @@ if __name__ == "__main__":  # train.py imports this module, and has flags of its
     flags.DEFINE_enum(
         "fault", "kill", ["kill", "memory", "stop", "hang", "step"], "The fault that a worker gets."
     )
+    flags.DEFINE_string("out", None, "CSV to append to.")
     flags.DEFINE_integer("losses", 5, "Number of faults.")
     flags.DEFINE_float(
         "longest", 0.0, "Longest time in seconds between two faults at random moments."

@@ -12,8 +12,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.machine import describe_machine
-from benchmarks.process import run_process
+from benchmarks.machine import commit, describe_machine
+from benchmarks.process import ROOT, run_process
+
+RESULTS = ROOT / "benchmarks" / "results.csv"  # benchmarks/all.py writes it
+KEY = ["benchmark", "workload", "data", "num_devices", "contender", "peer", "measure"]
+COLUMNS = [
+    *KEY,
+    *("round", "value", "peer_value", "ratio", "median_ratio"),
+    *("peak_memory_mb", "peer_peak_memory_mb", "steps", "sent_mb", "passes", "device"),
+    *("cores", "processor", "python", "tensorflow", "keras", "commit", "command"),
+]
 
 
 def run_rounds(
@@ -25,7 +34,8 @@ def run_rounds(
 
     Args:
         function: the "module.function" of this package that measures a contender.
-        contenders: the function's arguments for each contender. The peers follow the first one.
+        contenders: the function's arguments for each contender. The peers follow the first one. An
+            argument "function" names another function for this contender.
         num_rounds: number of rounds.
 
     Returns:
@@ -40,7 +50,7 @@ def run_rounds(
         results = {}
         for name in [ours, *peers][:: -1 if index % 2 else 1]:
             try:
-                results[name] = run_process(function, **contenders[name])
+                results[name] = run_process(**{"function": function, **contenders[name]})
                 print(f"round {index}  {name:<12} {_line(results[name])}", flush=True)
             except RuntimeError as error:
                 if name == ours:
@@ -114,37 +124,53 @@ def group_comparisons(rows: Iterable[Mapping[str, Any]]) -> list[list[Mapping[st
     """Returns the rows of each comparison; if it was repeated, only the newest rows."""
     found: dict[tuple, list[Mapping[str, Any]]] = {}
     for row in rows:
-        key = tuple(str(row[name]) for name in ("workload", "num_devices", "contender", "peer"))
+        key = tuple(str(row.get(name, "")) for name in KEY)
         if int(row["round"]) == 0:
             found[key] = []
         found.setdefault(key, []).append(row)
     return list(found.values())
 
 
-def append_csv(path: str, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Appends rows with the machine and the command; a new file gets a header.
+def append_csv(path: str | None, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Appends rows with the benchmark, the machine, the commit and the command.
+
+    Args:
+        path: the table, which gets a header if it is new; None writes nothing.
+        rows: values by the names in COLUMNS. Values that are left out are empty.
 
     Raises:
         ValueError: The file has other columns.
     """
-    about = {**describe_machine(), "command": command_line()}
-    rows = [{**row, **about} for row in rows]
-    columns = list(rows[0])
+    if path is None:
+        return
+    about = {
+        "benchmark": Path(sys.argv[0]).stem,
+        **describe_machine(),
+        "commit": commit(),
+        "command": command_line(),
+    }
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     with open(path, "a+", newline="") as file:
         file.seek(0)
         present = next(csv.reader(file), None)
-        if present not in (None, columns):
-            raise ValueError(f"--out ({path}) has other columns than {columns}; name a new file.")
-        writer = csv.DictWriter(file, fieldnames=columns)
+        if present not in (None, COLUMNS):
+            raise ValueError(f"--out ({path}) has other columns than {COLUMNS}; name a new file.")
+        writer = csv.DictWriter(file, fieldnames=COLUMNS)
         if present is None:
             writer.writeheader()
-        writer.writerows(rows)
+        writer.writerows({**about, **row} for row in rows)
+
+
+def read_csv(path: Path, benchmark: str) -> list[dict[str, str]]:
+    """Returns the rows of one benchmark in a table that `append_csv` wrote."""
+    with path.open(newline="") as file:
+        return [row for row in csv.DictReader(file) if row["benchmark"] == benchmark]
 
 
 def command_line() -> str:
-    """Returns the command that is running, such as "python benchmarks/update.py --rounds=5"."""
-    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *sys.argv[1:]])
+    """Returns the running command, such as "python benchmarks/update.py --rounds=5"."""
+    words = [word for word in sys.argv[1:] if not word.startswith("--out=")]
+    return " ".join(["python", f"benchmarks/{Path(sys.argv[0]).name}", *words])
 
 
 def _line(result: Mapping[str, Any]) -> str:

@@ -2,11 +2,10 @@
 
     python benchmarks/scaling.py
 
-It fits the constants to machines.csv, compares the model with the measured steps, and draws the
+It fits the constants to the rows of machines.py in results.csv, compares the model with the measured steps, and draws the
 predicted steps of 8 GPUs on each of up to 1,024 machines.
 """
 
-import csv
 import math
 import statistics
 import sys
@@ -19,13 +18,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.rounds import group_comparisons  # noqa: E402  (found through the line above)
+from benchmarks.rounds import RESULTS, group_comparisons, read_csv  # noqa: E402  (found through the line above)
 
-RESULTS = Path(__file__).parent / "results"
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
 LARGE = 2e6  # bytes; a tensor of at least this size is sent alone (towers/step/exchange.py)
 PASSES = {"SGD": 5, "Adam": 7}  # how often an update reads or writes all parameters' bytes
-NUM_TENSORS = 8  # in an exchange of machines.csv
+NUM_TENSORS = 8  # in an exchange of machines.py
 
 # Assumptions, which are not measured. docs/scaling.md has their sources.
 GPU_MS = {"cnn": 4.0, "mlp41m": 8.0, "gru": 8.0, "resnet50": 30.0}  # a step of one GPU's batch
@@ -138,7 +136,7 @@ def model_size(name: str) -> Size:
 
 
 def read_exchanges(rows: Iterable[Mapping[str, str]]) -> dict[tuple[int, float], float]:
-    """Returns the median exchange times of machines.csv: {(W, bytes): seconds}."""
+    """Returns the median exchange times of machines.py: {(W, bytes): seconds}."""
     return {
         (
             int(group[0]["num_devices"]),
@@ -170,7 +168,7 @@ def fit(measured: Mapping[tuple[int, float], float], memory: float, cores: int) 
 
 
 def num_sums(size: float) -> int:
-    """Returns the number of sums in an exchange of machines.csv."""
+    """Returns the number of sums in an exchange of machines.py."""
     return NUM_TENSORS if size / NUM_TENSORS >= LARGE else 1
 
 
@@ -237,9 +235,8 @@ def draw(target: Path, constants: Constants, sizes: Mapping[str, Size]) -> None:
 
 
 def fit_and_compare(sizes: Mapping[str, Size]) -> Constants:
-    """Fits the constants to machines.csv and prints the model beside the measured times."""
-    with (RESULTS / "machines.csv").open(newline="") as file:
-        rows = list(csv.DictReader(file))
+    """Fits the constants to these rows and prints the model beside the measured times."""
+    rows = read_csv(RESULTS, "machines")
     cores = int(rows[-1]["cores"])
     steps = {name: read_steps(rows, name, size.batch_size) for name, size in sizes.items()}
     steps = {name: times for name, times in steps.items() if times}

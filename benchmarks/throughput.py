@@ -3,8 +3,7 @@
     python benchmarks/throughput.py --workloads=cnn,notebook_cnn,mlp41m,gru --rounds=3
     python benchmarks/throughput.py --workloads=resnet50 --peers=mirrored --num_devices=8 --steps=0
 
-The first command compares examples per second and draws a chart of the complete CSV. With
---steps=0, the seconds of the first step are compared instead, and first_step.csv is the CSV.
+The first command compares examples per second, the second one the seconds of the first step.
 """
 
 import sys
@@ -14,7 +13,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import chart, rounds  # noqa: E402  (found through the line above)
+from benchmarks import rounds  # noqa: E402  (found through the line above)
 
 _WORKLOADS = flags.DEFINE_list(
     "workloads", ["cnn", "notebook_cnn", "mlp41m", "gru"], "Names in workloads.py."
@@ -37,24 +36,14 @@ _STEPS = flags.DEFINE_integer(
     "number, which takes 4 to 8 seconds on 2 cores; use more on GPUs.",
     lower_bound=0,
 )
-_OUT = flags.DEFINE_string(
-    "out", None, "CSV to append to. Default: benchmarks/results/throughput.csv, or first_step.csv."
-)
-_CHART = flags.DEFINE_string(
-    "chart",
-    None,
-    "PNG of the examples per second in the complete CSV. Default: "
-    "docs/images/throughput.png; with --out=FILE.csv, FILE.png.",
-)
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
 def main(argv: list[str]) -> None:
-    """Measures, prints and appends to the CSV after each workload, then draws the chart."""
+    """Measures, prints and appends to the CSV after each workload."""
     del argv
-    is_first_step = _STEPS.value == 0
-    measure = "first_step_seconds" if is_first_step else "examples_per_second"
-    name = "first_step" if is_first_step else "throughput"
-    out, rows = _OUT.value or f"benchmarks/results/{name}.csv", []
+    measure = "first_step_seconds" if _STEPS.value == 0 else "examples_per_second"
+    rows = []
     for workload in _WORKLOADS.value:
         print(workload, flush=True)
         contenders = {
@@ -71,12 +60,9 @@ def main(argv: list[str]) -> None:
         shared = {name: ours[name] for name in ("num_devices", "steps")}
         new = rounds.compare(results, _CONTENDER.value, measure, workload=workload, **shared)
         if new:
-            rounds.append_csv(out, new)
+            rounds.append_csv(_OUT.value, new)
         rows += new
     print(rounds.table(rows))
-    if rows and not is_first_step:
-        default = Path(out).with_suffix(".png") if _OUT.value else "docs/images/throughput.png"
-        chart.draw(Path(out), Path(_CHART.value or default))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ _SUMS = flags.DEFINE_integer(
 )
 _THREADS = flags.DEFINE_integer("threads", 2, "Threads that are compared with 1.", lower_bound=2)
 _ROUNDS = flags.DEFINE_integer("rounds", 5, "Runs of each side.", lower_bound=1)
-_OUT = flags.DEFINE_string("out", "benchmarks/results/update.csv", "CSV to append to.")
+_OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 
 def measure(workload: str, sums: int, threads: int, steps: int = 15) -> dict[str, Any]:

@@ -2,14 +2,15 @@
 
     python -m examples.what_others_get_wrong
 
-It trains a small model in float64 in four cases: batches that divide, an uneven last batch, a
-clipped gradient, and gradients that are accumulated over two batches. The reference is a short loop
-over global batches without an optimizer (`train_by_hand`). The table shows how much its weights
-differ from the weights of Keras' `fit` on one device, of MirroredStrategy and of towers.
+It trains a small model in float64 in seven cases, such as an uneven last batch or a contrastive
+loss. The reference is a short loop over global batches without an optimizer (`train_by_hand`). The
+table shows how much its weights differ from the weights of Keras' `fit` on one device, of
+MirroredStrategy and of towers.
 """
 
+import functools
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # before TensorFlow starts
 
@@ -21,7 +22,14 @@ import towers  # noqa: E402
 
 DEVICES = 4
 GLOBAL_BATCH = 32
+STEPS = 5  # of the longest sequence
 LEARNING_RATE = 0.1
+
+
+def contrastive(y: tf.Tensor, z: tf.Tensor) -> tf.Tensor:
+    """Compares every example with all others: y [N, 1], z [N, 1] -> loss [N] (InfoNCE)."""
+    similarities = -((z - tf.transpose(y)) ** 2)  # [N, N]; the right partner is on the diagonal
+    return tf.nn.sparse_softmax_cross_entropy_with_logits(tf.range(tf.shape(z)[0]), similarities)
 
 
 class Case(NamedTuple):
@@ -30,45 +38,73 @@ class Case(NamedTuple):
     examples: number of examples.
     clip: the largest global norm of a gradient, or None.
     accumulate: number of batches of an update, or None for one.
+    layers: the layers before the dense ones.
+    loss: "mse" or a function of a batch's labels and outputs.
+    masked: whether an example is a sequence of 1 to 5 steps, padded with zeros.
     """
 
-    examples: int
+    examples: int = 96
     clip: float | None = None
     accumulate: int | None = None
+    layers: tuple[type[keras.layers.Layer], ...] = ()
+    loss: Any = "mse"
+    masked: bool = False
 
 
 CASES = {
-    "batches that divide: 32, 32, 32": Case(96),
+    "batches that divide: 32, 32, 32": Case(),
     "an uneven last batch: 32, 32, 32, 5": Case(101),
-    "clipping: global_clipnorm=0.1": Case(96, clip=0.1),
+    "BatchNormalization": Case(layers=(keras.layers.BatchNormalization,)),
+    "a masked loss: sequences of 1 to 5 steps": Case(layers=(keras.layers.Masking,), masked=True),
+    "a contrastive loss": Case(loss=contrastive),
+    "clipping: global_clipnorm=0.1": Case(clip=0.1),
     "accumulation: gradient_accumulation_steps=2": Case(128, accumulate=2),
 }
 
 
-def build() -> keras.Model:
-    """x [N, 8] -> [N, 1], with the same initial weights each time."""
+def build(case: Case) -> keras.Model:
+    """x [N, 8] or [N, 5, 8] -> one value per example or step; the initial weights are the same."""
     keras.utils.set_random_seed(0)
     return keras.Sequential(
-        [keras.Input((8,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)]
+        [
+            keras.Input((STEPS, 8) if case.masked else (8,)),
+            *(layer() for layer in case.layers),
+            keras.layers.Dense(16, activation="tanh"),
+            keras.layers.Dense(1),
+        ]
     )
 
 
-def make_examples(count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Returns x [N, 8] and y [N, 1]. The first examples have larger values than the last."""
+def make_examples(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Returns x and y. The first examples have larger values, or more steps, than the last."""
     rng = np.random.default_rng(0)
-    x = rng.normal(size=(count, 8)) * np.linspace(2.0, 0.2, count)[:, None]
-    return x, np.sin(x.sum(axis=1, keepdims=True))
+    sizes = np.linspace(2.0, 0.2, case.examples)
+    if case.masked:
+        x = rng.normal(size=(case.examples, STEPS, 8))
+        x *= (np.arange(STEPS) < STEPS * sizes[:, None] / 2)[:, :, None]  # 0 behind the last step
+    else:
+        x = rng.normal(size=(case.examples, 8)) * sizes[:, None]
+    return x, np.sin(x.sum(axis=-1, keepdims=True))
+
+
+def loss_by_hand(case: Case, x: np.ndarray, y: np.ndarray, outputs: tf.Tensor) -> tf.Tensor:
+    """Returns the loss of a global batch: the mean over its examples, or its steps."""
+    if case.loss != "mse":
+        return tf.reduce_mean(case.loss(tf.constant(y), outputs))
+    squares = (outputs - y) ** 2
+    return tf.reduce_mean(tf.boolean_mask(squares, x.any(axis=-1)) if case.masked else squares)
 
 
 def train_by_hand(case: Case, epochs: int) -> list[np.ndarray]:
     """Returns the weights after a loop that takes each gradient from a global batch at once."""
-    model, (x, y) = build(), make_examples(case.examples)
+    model, (x, y) = build(case), make_examples(case)
     collected: list[list[tf.Tensor]] = []
     for _ in range(epochs):
         for begin in range(0, case.examples, GLOBAL_BATCH):
             batch = slice(begin, begin + GLOBAL_BATCH)
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((model(x[batch]) - y[batch]) ** 2)
+                outputs = model(x[batch], training=True)
+                loss = loss_by_hand(case, x[batch], y[batch], outputs)
             collected.append(tape.gradient(loss, model.trainable_weights))
             if len(collected) < (case.accumulate or 1):
                 continue
@@ -87,27 +123,33 @@ def fit(model: keras.Model, case: Case, epochs: int) -> list[np.ndarray]:
         keras.optimizers.SGD(
             LEARNING_RATE, global_clipnorm=case.clip, gradient_accumulation_steps=case.accumulate
         ),
-        "mse",
+        case.loss,
     )
-    x, y = make_examples(case.examples)
+    x, y = make_examples(case)
     model.fit(x, y, batch_size=GLOBAL_BATCH, epochs=epochs, shuffle=False, verbose=0)
     return model.get_weights()
 
 
 def fit_on_one_device(case: Case, epochs: int) -> list[np.ndarray]:
     """Trains with Keras on one device."""
-    return fit(build(), case, epochs)
+    return fit(build(case), case, epochs)
+
+
+@functools.cache  # two strategies in one process mix up the keys of their collectives
+def mirrored_strategy() -> tf.distribute.Strategy:
+    """Returns a MirroredStrategy on all devices."""
+    return tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(DEVICES)])
 
 
 def fit_mirrored(case: Case, epochs: int) -> list[np.ndarray]:
     """Trains with Keras under MirroredStrategy."""
-    with tf.distribute.MirroredStrategy([f"cpu:{i}" for i in range(DEVICES)]).scope():
-        return fit(build(), case, epochs)
+    with mirrored_strategy().scope():
+        return fit(build(case), case, epochs)
 
 
 def fit_with_towers(case: Case, epochs: int) -> list[np.ndarray]:
     """Trains with make_parallel."""
-    return fit(towers.make_parallel(build(), DEVICES), case, epochs)
+    return fit(towers.make_parallel(build(case), DEVICES), case, epochs)
 
 
 WAYS = {
@@ -146,7 +188,7 @@ def main(epochs: int = 5) -> dict[str, dict[str, float | None]]:
         for way, error in raised.items():
             text = " ".join(str(error).replace("\x1b[1m", "").split())  # without Keras' bold type
             print(f"    {way}: {type(error).__name__}: {text[:113]}")
-        table[name] = {way: None if way in raised else v for way, v in found.items()}
+        table[name] = {way: None if isinstance(v, Exception) else v for way, v in found.items()}
     return table
 
 

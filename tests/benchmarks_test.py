@@ -14,7 +14,8 @@ import keras
 import numpy as np
 import pytest
 
-from benchmarks import clocks, contender, gpu, machine, process, readme, rounds, scaling
+from benchmarks import all as everything
+from benchmarks import chart, clocks, contender, gpu, machine, process, readme, rounds, scaling
 from benchmarks.clocks import Clock
 from benchmarks.gpu import FAILED, MEASURED, NOT_REACHED
 from benchmarks.gpu_plan import TRANSFERS, Case, make_plan
@@ -40,7 +41,9 @@ def run(script, *flags):
     assert done.returncode == 0, done.stderr[-3000:]
     with open(flags[-1].removeprefix("--out="), newline="") as file:
         rows = list(csv.DictReader(file))
-    assert {row["command"] for row in rows} == {f"python benchmarks/{script} {' '.join(flags)}"}
+    assert {row["command"] for row in rows} == {
+        f"python benchmarks/{script} {' '.join(flags[:-1])}"
+    }
     assert all(float(row["value"]) > 0 and float(row["ratio"]) > 0 for row in rows)
     return rows
 
@@ -145,7 +148,7 @@ def test_a_csv_with_other_columns_stays_unchanged(tmp_path):
 
 
 @pytest.mark.matrix
-def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
+def test_the_throughput_command_writes_rows_of_which_a_chart_is_drawn(tmp_path):
     pytest.importorskip("matplotlib")
     (row,) = run(
         "throughput.py",
@@ -157,7 +160,36 @@ def test_the_throughput_command_writes_its_csv_and_its_chart(tmp_path):
     )
     assert (row["contender"], row["peer"], row["steps"]) == ("towers", "limit", "3")
     assert row["tensorflow"] and row["processor"]
+    chart.draw(tmp_path / "out.csv", tmp_path / "out.png")
     assert (tmp_path / "out.png").read_bytes().startswith(PNG)
+
+
+def test_a_page_keeps_a_table_that_was_not_measured_and_a_command_of_all_measures_it(tmp_path):
+    """`all.py` replaces the whole table of results, so no page may show more than it measures."""
+    page = ROOT / "docs" / "measured.md"
+    text = page.read_text(encoding="utf-8")
+    empty = tmp_path / "results.csv"
+    rows = readme.Results().all
+    with empty.open("w", newline="") as file:
+        writer = csv.DictWriter(file, rounds.COLUMNS)
+        writer.writeheader()
+        writer.writerow(next(row for row in rows if row["benchmark"] == "update"))
+    filled, missing = readme.fill_in(page, text, readme.Results(empty))
+    assert [line.split("'")[1] for line in missing] == [
+        name for name in readme.PAGES[page] if name != "machine"
+    ]
+    measured = {command.split(".")[0] for command, _ in everything.COMMANDS} | {"exactness"}
+    needed = {line.split("'", 2)[2].split()[1] for line in missing}
+    assert needed <= measured
+
+
+@pytest.mark.matrix
+def test_all_benchmarks_run_with_small_models():
+    """Takes 15 minutes."""
+    done = subprocess.run(
+        [sys.executable, "benchmarks/all.py", "--quick"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
 
 
 def test_throughput_counts_the_steps_after_the_first():
@@ -170,7 +202,7 @@ def test_throughput_counts_the_steps_after_the_first():
 @pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
 def test_figures_on_a_page_equal_the_results(page):
     text = page.read_text(encoding="utf-8")
-    filled = readme.fill_in(page, text, readme.Results())
+    filled, _ = readme.fill_in(page, text, readme.Results())
     assert filled == text, "run python benchmarks/readme.py"
     name = readme.PAGES[page][0]
     with pytest.raises(ValueError, match=f"{page.name} has 0 places .* {name!r}"):

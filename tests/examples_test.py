@@ -111,10 +111,8 @@ def test_towers_equals_one_device_in_cases_where_mirrored_strategy_does_not():
     )
     for row in rows:
         assert row["Keras, 1 device"] <= 1e-15 and row["towers"] <= 1e-15
-    even, uneven, clipped, accumulated = (row["MirroredStrategy"] for row in rows)
-    assert even <= 1e-15
-    assert uneven > 1e-3 and clipped > 1e-3
-    assert accumulated is None
+    even, *differing, accumulated = (row["MirroredStrategy"] for row in rows)
+    assert even <= 1e-15 and min(differing) > 1e-3 and accumulated is None
     assert "MirroredStrategy: RuntimeError: " in done.stdout
 
 

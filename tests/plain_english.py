@@ -29,6 +29,15 @@ _RULES = [
         (r"\bthe large batch's\b", "say 'the full-batch gradient'"),
         (r"\bis no (mean|sum|model|part)\b", "say what it is"),
         (r"\b(nobody|somebody|whoever) (has|knows|asks|reads)\b", "name the subject"),
+        (r"\b(comput(e|es|ed|ing)|taken|drawn|made) (it |them )?of\b(?! layers)", "say 'from'"),
+        (r"\b(does|do|did) not pay\b|\bpays? from\b", "say 'is not faster than'"),
+        (r"\b(does|do|did) not tell\b", "say what is not known"),
+        (r"\ball the same\b", "say 'still'"),
+        (r"\bthe (most|least)(?=[.;:,]|$)", "name the noun: 'the largest share'"),
+        (
+            r"^\w+ed (off |out )?(on|in|by|with|from|to)\b(?!.*\b(is|are|was|were|has|have)\b)",
+            "begin with a subject, and add a verb",
+        ),
     )
 ]
 

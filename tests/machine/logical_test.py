@@ -212,7 +212,7 @@ def test_given_memory_asks_nobody_and_what_is_there_stays(monkeypatch):
 def test_unknown_memory_must_be_given(gpus, monkeypatch):
     use_nvml(monkeypatch, *gpus)
     FakeGpus(1, monkeypatch)
-    with pytest.raises(ValueError, match=r"nvidia-smi does not tell .*gpus\(8, memory_mib="):
+    with pytest.raises(ValueError, match=r"nvidia-smi does not show .*gpus\(8, memory_mib="):
         towers.logical_gpus(8)
 
 

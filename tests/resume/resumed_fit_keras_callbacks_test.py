@@ -177,7 +177,7 @@ def test_backup_and_restore_beside_a_resume_is_an_error(model, tmp_path):
 
     for kind in (C.BackupAndRestore, Mine):
         fits = Fits(model, *rows(), callbacks=lambda: [kind(tmp_path / "theirs")])
-        with pytest.raises(ValueError, match="^callbacks: .*Leave BackupAndRestore out"):
+        with pytest.raises(ValueError, match="^callbacks: .*Remove BackupAndRestore"):
             fits.fit(tmp_path / "ours")
     assert not list(tmp_path.iterdir())
 

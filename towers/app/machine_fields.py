@@ -148,8 +148,8 @@ class MachineFields:
     stages: str | None = text(
         None,
         "With `gpus_per_tower`, the names of the layers that begin the "
-        "second and later stages: NAME,NAME. `plan` shows the stages. Default: balanced by the "
-        "bytes of parameters and outputs.",
+        "second and later stages: NAME,NAME. `plan` shows the stages. Default: towers "
+        "balances the bytes of parameters and outputs.",
         Role.FREE | Role.BEGINNING,
     )
     batch_size: int | None = count(

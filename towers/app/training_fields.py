@@ -74,8 +74,8 @@ class TrainingFields:
     schedule: str = text(
         "constant",
         "The learning rate over `epochs` or `max_steps`. cosine and "
-        "linear end at 0, and step:30,60 takes a tenth after each of these epochs. The default, "
-        "constant, can be changed by callbacks.",
+        "linear end at 0, and step:30,60 takes a tenth after each of these epochs. With the "
+        "default, constant, only callbacks change the rate.",
         Role.OPTIMIZER,
         check=lambda name, value: step_epochs(value),
     )
@@ -221,7 +221,7 @@ class TrainingFields:
     noise_scale: bool = switch(
         False,
         "Adds the gradient noise scale to the results: the batch "
-        "size at which half of the examples are wasted. It needs two towers. Off by default, "
+        "size from which more examples hardly reduce the noise. It needs two towers. Off by default, "
         "because it takes time.",
     )
 

@@ -150,7 +150,7 @@ def _memory_of_each(shares: Sequence[int]) -> int:
     free = [gpu.free_memory for gpu in gpus if gpu.free_memory is not None]
     if not free or len(free) < len(gpus):
         raise ValueError(
-            "logical_gpus: nvidia-smi does not tell how much memory is free on the GPUs. Say in "
+            "logical_gpus: nvidia-smi does not show how much memory is free on the GPUs. Say in "
             "Python how much each gets, such as towers.logical_gpus(8, memory_mib=4096)."
         )
     usable = max(0, min(free) - _RESERVED_MIB)

@@ -67,8 +67,8 @@ class NoiseScale(FitOption):
     history.history["noise_scale"]  # such as [310.4, 1920.7, 5034.1], in examples
     ```
 
-    The noise scale is the batch size at which half of the examples are wasted. With B examples in a
-    batch, a share of 1 / (1 + B / noise_scale) of them helps. It usually grows while a model
+    From this batch size on, more examples hardly reduce the noise of a gradient. With B examples in
+    a batch, a share of 1 / (1 + B / noise_scale) of them helps. It usually grows while a model
     learns. Source: McCandlish et al., "An Empirical Model of Large-Batch Training", arXiv
     1812.06162, 2018.
 

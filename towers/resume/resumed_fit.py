@@ -80,9 +80,9 @@ def resumed_fit(
     given = keras.tree.flatten(arguments["callbacks"])
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
         raise ValueError(
-            "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both bring a fit "
-            "back to where it was, and steps would be left out between them. Leave "
-            "BackupAndRestore out: towers.Resume saves all that it does, and more often."
+            "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both restore a "
+            "fit, and together they would skip steps. Remove BackupAndRestore: towers.Resume saves "
+            "all that it does, and more often."
         )
     others = [callback for callback in given if not isinstance(callback, FitOption)]
     arguments = dict(arguments)

@@ -182,7 +182,7 @@ def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
     model.save(run_dir / "final.keras")
     said = capsys.readouterr().out
     assert "\n          images of 6x7x3 (height x width x channels)\n" in said
-    assert "Warning   5 of 23 images to train on are not of the most frequent size" in said
+    assert "Warning   5 of 23 training images do not have the most frequent size" in said
     values = json.loads((run_dir / "config.json").read_text())
     assert values["image_size"] == "6x7x3"
     for path in folder.rglob("*.png"):

@@ -176,8 +176,8 @@ def test_others_are_squeezed_to_the_most_frequent_size_and_that_is_said(folder):
     assert dataset.train[0].shape == (7, 4, 5, 1)
     assert numbers(dataset.train)[0] == (99, 0)
     assert dataset.warnings == [
-        "1 of 7 images to train on are not of the most frequent size and channels, 4x5x1, such as "
-        "train/a/0.png (40x3x3): they are resized to it. image_size=HxWxC names another."
+        "1 of 7 training images do not have the most frequent size and channels, 4x5x1, such as "
+        "train/a/0.png (40x3x3). They are resized. To choose another size, set image_size=HxWxC."
     ]
     for asked, shape in (((8, 6, 3), (8, 6, 3)), ((8, 6, None), (8, 6, 1))):
         dataset = load(folder, asked)
@@ -201,7 +201,7 @@ def test_of_a_large_folder_only_some_are_looked_at_all_over_it(tmp_path, monkeyp
     monkeypatch.setattr(image_folder, "LOOKED_AT", 4)
     dataset = load(tmp_path)  # 0, 3, 6 and 9
     assert dataset.input_shape == (4, 5, 1)
-    assert dataset.warnings[0].startswith("1 of 4 images to train on are not of the most ")
+    assert dataset.warnings[0].startswith("1 of 4 training images do not have the most ")
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", None])

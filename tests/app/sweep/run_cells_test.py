@@ -271,21 +271,21 @@ def test_a_table_that_cannot_be_written_is_one_line(tmp_path):
                 (256, 4): 3000,
             },
             True,
-            "cnn is fastest at a global batch of 256 on 4 devices (3,000 examples/s); 2 devices pay "
-            "from a global batch of 256 on; 4 devices pay from a global batch of 256 on.",
+            "cnn is fastest at a global batch of 256 on 4 devices (3,000 examples/s); 2 devices "
+            "are faster from a global batch of 256 on; 4 devices are faster from a global batch of 256 on.",
         ),
         (
             {(64, 1): 1000, (64, 2): 700, (1024, 1): 1000, (1024, 2): 900},
             True,
-            "1 device (1,000 examples/s); 2 devices do not pay (0.90 times 1 device at 1,024): a step "
-            "computes too little for what it moves; try larger batches or --profile.",
+            "1 device (1,000 examples/s); 2 devices are not faster than 1 (0.90 times its speed at a "
+            "global batch of 1,024), because a step computes too little for what it moves. Try larger batches or --profile.",
         ),
         (
             {(64, 1): 1000, (64, 2): 700},
             False,
             "On logical CPU devices, which say little about GPUs, cnn is fastest at a global batch of 64 "
-            "on 1 device (1,000 examples/s); 2 devices do not pay (0.70 times 1 device at 64): they share "
-            "the cores that 1 device has alone.",
+            "on 1 device (1,000 examples/s); 2 devices are not faster than 1 (0.70 times its speed at a "
+            "global batch of 64), because they share the same cores.",
         ),
         (
             {(64, 1): None, (64, 2): 1000},
@@ -296,19 +296,19 @@ def test_a_table_that_cannot_be_written_is_one_line(tmp_path):
         (
             {(32, 1): 10, (32, 2): 11, (64, 1): 10, (64, 2): 9, (128, 1): 10, (128, 2): 12},
             True,
-            "; 2 devices pay from a global batch of 128 on.",
+            "; 2 devices are faster from a global batch of 128 on.",
         ),
         (
             {(64, 1): 10, (64, 2): 10},
             True,
-            "; 2 devices do not pay (1.00 times 1 device at 64): a step "
-            "computes too little for what it moves; try larger batches or --profile.",
+            "; 2 devices are not faster than 1 (1.00 times its speed at a global batch of 64), "
+            "because a step computes too little for what it moves. Try larger batches or --profile.",
         ),
         # a batch without a speed-up
         (
             {(64, 1): 10, (64, 2): 12, (128, 1): None, (128, 2): 20, (256, 1): 10, (256, 2): 15},
             True,
-            "; 2 devices pay from a global batch of 64 on.",
+            "; 2 devices are faster from a global batch of 64 on.",
         ),
         ({(64, 1): None}, True, "No cell could run: it broke."),
     ],

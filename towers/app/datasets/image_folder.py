@@ -276,10 +276,10 @@ def _common_shape(
     if asked is not None or not others:
         return shape, []
     return shape, [
-        f"{len(others):,} of {len(shapes):,} images to train on are not of the most frequent size "
-        f"and channels, {describe_shape(shape)}, such as {others[0]} "
-        f"({describe_shape(shapes[others[0]])}): they are resized to it. image_size=HxWxC names "
-        "another."
+        f"{len(others):,} of {len(shapes):,} training images do not have the most frequent size and "
+        f"channels, {describe_shape(shape)}, such as {others[0]} "
+        f"({describe_shape(shapes[others[0]])}). They are resized. To choose another size, set "
+        "image_size=HxWxC."
     ]
 
 

@@ -92,7 +92,7 @@ def describe(run: Run, out: Report, what: str) -> None:
         each = plan.span(shard_sizes(size, num_towers))
         out.warn(
             f"the global batch ({size:,}) does not divide by the {num_towers} towers, which get "
-            f"{each} examples: every step waits for the most. The result is exact all the same."
+            f"{each} examples. Each step takes as long as the largest share. The result is exact."
         )
 
 

@@ -31,7 +31,7 @@ WAITING, GRADIENTS, UPDATE = "waiting for input", "gradients", "update"
 _REMEDIES = {
     WAITING: "the input is slower than the step. Make what the data set does for each example "
     "cheaper, do it once before training, or read in processes: --data_workers=4.",
-    GRADIENTS: "the towers and their average, where a step's time belongs. Faster: --jit_compile, "
+    GRADIENTS: "the towers compute. This is useful work. Faster: --jit_compile, "
     "--precision=mixed_bfloat16 where the device computes it fast, or a GPU.",
     UPDATE: "fewer or cheaper updates: a larger --batch_size, an optimizer with fewer slots, such "
     "as sgd, or, with GPUs, --variable_device=gpu or --strategy=mirrored.",
@@ -172,8 +172,8 @@ def report(profile: Profile, step: TowerStep, directory: Path) -> list[str]:
     if not is_gpu(step.devices[0]):
         cores = count_cores()
         gpus = (
-            "logical CPU devices share the cores and do not tell; here, compare one tower a "
-            f"core and two: --num_towers={cores}, --num_towers={2 * cores}"
+            "simulated devices share the cores, so more GPUs cannot be estimated here. Compare one "
+            f"tower per core (--num_towers={cores}) with two (--num_towers={2 * cores})"
         )
     batch = "not measured: there are too few examples, or too little memory"
     if larger is not None:

@@ -116,7 +116,7 @@ def read_table(path: Path) -> list[Row]:
 
 
 def advice(rows: Sequence[Row], on_gpus: bool) -> str:
-    """Returns one sentence: each model's fastest cell, and from which batch on more GPUs pay."""
+    """Returns one sentence: each model's fastest cell, and from which batch on more GPUs are faster."""
     done = [row for row in rows if not row.error]
     if not done:
         return f"No cell could run: {rows[0].error.rstrip('.')}."
@@ -143,17 +143,20 @@ def advice(rows: Sequence[Row], on_gpus: bool) -> str:
 
 
 def _verdict(rows: Sequence[Row], on_gpus: bool) -> str:
-    """Says from which batch on a GPU count pays, or why it does not.
+    """Says from which batch on a GPU count is faster, or why it is not.
 
     At this batch and at every larger one that has a speed-up, the speed-up is above 1.
     """
     speedups = sorted((row.batch_size, row.speedup) for row in rows if row.speedup is not None)
     if not speedups:
         return "have no speed-up, because 1 device was not measured"
-    pay = list(takewhile(lambda pair: pair[1] > 1, reversed(speedups)))
-    if pay:
-        return f"pay from a global batch of {pay[-1][0]:,} on"
-    (batch_size, speedup), reason = speedups[-1], "they share the cores that 1 device has alone"
+    faster = list(takewhile(lambda pair: pair[1] > 1, reversed(speedups)))
+    if faster:
+        return f"are faster from a global batch of {faster[-1][0]:,} on"
+    (batch_size, speedup), reason = speedups[-1], "because they share the same cores"
     if on_gpus:
-        reason = "a step computes too little for what it moves; try larger batches or --profile"
-    return f"do not pay ({speedup:.2f} times 1 device at {batch_size:,}): {reason}"
+        reason = (
+            "because a step computes too little for what it moves. Try larger batches or --profile"
+        )
+    factor = f"{speedup:.2f} times its speed at a global batch of {batch_size:,}"
+    return f"are not faster than 1 ({factor}), {reason}"

@@ -1,0 +1,174 @@
+"""Runs every benchmark, one after the other, and writes the one table that all pages show.
+
+    python benchmarks/all.py            # about 4 hours on 2 cores, as root; close other programs
+    python benchmarks/all.py --quick    # a smoke run: small models, one round; changes no page
+
+The results of each command go into a file of --parts. If the call is interrupted, run it again: it
+continues with the commands that are left. Then it joins the files to benchmarks/results.csv, and
+writes the figures of README and docs/ and their pictures.
+"""
+
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from absl import app, flags
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from benchmarks import chart, readme, rounds, scaling  # noqa: E402  (found through the line above)
+from benchmarks.process import run_process  # noqa: E402
+
+_QUICK = flags.DEFINE_bool("quick", False, "Try every command with small models, in one round.")
+_PARTS = flags.DEFINE_string(
+    "parts", "benchmarks/parts", "Folder for the results of each command. --quick uses its own."
+)
+
+_THROUGHPUT = "throughput.py --workloads"
+_QUICK_THROUGHPUT = "--workloads=tiny --rounds=1 --steps=3 --num_devices=2"
+_RECOVERY = "--train=--max_steps=300 --train=--checkpoint_every=5 --train=--worker_timeout=5"
+# Each command, and the flags that a smoke run adds to it.
+COMMANDS = [
+    (f"{_THROUGHPUT}=cnn,notebook_cnn --num_devices=4", _QUICK_THROUGHPUT),
+    (f"{_THROUGHPUT}=mlp41m,gru,gru_small,mlp --num_devices=2", _QUICK_THROUGHPUT),
+    (f"{_THROUGHPUT}=mlp41m,mlp --num_devices=8 --peers=mirrored,central", _QUICK_THROUGHPUT),
+    (
+        f"{_THROUGHPUT}=cnn --num_devices=4 --contender=parallel --peers=fit,mirrored,towers",
+        _QUICK_THROUGHPUT,
+    ),
+    (
+        f"{_THROUGHPUT}=dcgan --num_devices=2 --contender=parallel --peers=fit,mirrored",
+        _QUICK_THROUGHPUT,
+    ),
+    (
+        f"{_THROUGHPUT}=dcgan --num_devices=8 --contender=parallel --peers=fit,mirrored --steps=0",
+        "--workloads=tiny --rounds=1 --num_devices=2",
+    ),
+    (
+        f"{_THROUGHPUT}=resnet50 --num_devices=8 --peers=mirrored --steps=0",
+        "--workloads=tiny --rounds=1 --num_devices=2",
+    ),
+    ("epochs.py", "--workloads=transformer --rounds=1"),
+    ("bound.py", "--rounds=1"),
+    *(
+        (f"first_epochs.py --models={','.join(readme.MODELS.split())} --batch_norm={way}", quick)
+        for way in ("average", "synchronized")
+        for quick in ("--models=MobileNet --rounds=1",)
+    ),
+    ("checkpointing.py --checkpoint_every=100", "--model=mlp --rounds=1 --steps=120"),
+    (
+        "placements.py",
+        "--workload=mlp --num_devices=2 --rounds=1 --compared=copies:towers,stages_2:towers",
+    ),
+    ("data.py", "--limit_mib=640 --seconds=1"),
+    ("update.py", "--workload=tiny --rounds=1"),
+    ("update.py --sums=1", "--workload=tiny --rounds=1"),
+    ("update.py --workload=resnet50 --rounds=3", "--workload=tiny --rounds=1"),
+    (
+        "machines.py --parts=exchange,memory --rounds=9",
+        "--rounds=1 --workers=2 --memory_steps=5,20",
+    ),
+    (
+        "machines.py --parts=training --rounds=3 --steps=6",
+        "--workloads=tiny --rounds=1 --steps=3",
+    ),
+    (
+        "machines.py --parts=scaling --workloads=cnn --rounds=3 --steps=6",
+        "--workloads=tiny --rounds=1 --workers=2 --steps=3",
+    ),
+    (
+        "machines.py --parts=scaling --workloads=mlp41m --workers= --rounds=3 --steps=3",
+        "--workloads=tiny --rounds=1 --steps=3",
+    ),
+    *(
+        (
+            f"recovery.py --fault={fault} --workers={workers} {_RECOVERY}",
+            "--losses=1 --workers=2 --train=--model=mlp --train=--max_steps=100",
+        )
+        for fault in readme.FAULTS
+        for workers in (2, 4)
+    ),
+]
+
+
+def measure_exactness() -> dict[str, dict[str, float | None]]:
+    """Returns the table of examples/what_others_get_wrong.py; call it in a fresh process."""
+    from examples import what_others_get_wrong
+
+    return what_others_get_wrong.main()
+
+
+def compare_weights(out: Path) -> None:
+    """Appends what devices compute, as differences from the weights of one device."""
+    rows = [
+        {
+            "benchmark": "exactness",
+            "workload": case,
+            "num_devices": 4,
+            "contender": way,
+            "measure": "difference",
+            "round": 0,
+            "value": "raises" if value is None else value,
+        }
+        for case, differences in run_process("all.measure_exactness").items()
+        for way, value in differences.items()
+    ]
+    rounds.append_csv(str(out), rows)
+
+
+def run_command(command: str, out: Path) -> None:
+    """Runs a command of this folder, which writes its rows to a file.
+
+    Raises:
+        CalledProcessError: The command failed.
+    """
+    words = shlex.split(f"{command} --out={out}")
+    subprocess.run([sys.executable, f"benchmarks/{words[0]}", *words[1:]], cwd=ROOT, check=True)
+
+
+def measure_all(parts: Path, is_quick: bool) -> list[Path]:
+    """Runs the commands whose files are missing; returns the files of all commands."""
+    parts.mkdir(parents=True, exist_ok=True)
+    files = []
+    for index, (command, quick) in enumerate([("exactness", ""), *COMMANDS]):
+        part = parts / f"{index:02}.csv"
+        files.append(part)
+        if part.exists():
+            continue
+        print(f"\n{index + 1} of {len(COMMANDS) + 1}: {command}", flush=True)
+        begun = part.with_suffix(".begun")
+        begun.unlink(missing_ok=True)  # a part of the rows, from a call that was interrupted
+        if command == "exactness":
+            compare_weights(begun)
+        else:
+            run_command(f"{command} {quick if is_quick else ''}", begun)
+        begun.rename(part)
+    return files
+
+
+def join(files: list[Path], target: Path) -> None:
+    """Writes the rows of all files to one."""
+    header, *_ = files[0].read_text(encoding="utf-8").splitlines(keepends=True)
+    texts = [file.read_text(encoding="utf-8").removeprefix(header) for file in files]
+    target.write_text(header + "".join(texts), encoding="utf-8")
+
+
+def main(argv: list[str]) -> None:
+    """Measures, then writes the table, the pages and the pictures."""
+    del argv
+    if _QUICK.value:
+        with tempfile.TemporaryDirectory() as folder:
+            join(measure_all(Path(folder), is_quick=True), Path(folder, "results.csv"))
+        return
+    join(measure_all(ROOT / _PARTS.value, is_quick=False), rounds.RESULTS)
+    chart.draw(rounds.RESULTS, ROOT / "docs" / "images" / "throughput.png")
+    scaling.main()
+    if readme.main():
+        raise SystemExit("error: the table lacks rows that the pages show")
+
+
+if __name__ == "__main__":
+    app.run(main)
