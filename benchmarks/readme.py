@@ -43,7 +43,7 @@ _THROUGHPUT_ROWS = [
 _PEERS = {
     "fit": "Keras `fit`, 1 device",
     "mirrored": "MirroredStrategy",
-    "central": "CentralStorageStrategy",
+    "central": "CentralStorage<wbr>Strategy",
     "limit": "the limit",
 }
 _FAILS = {("cnn", "central"), ("notebook_cnn", "central")}  # a peer that fails has no rows
