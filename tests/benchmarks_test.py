@@ -185,7 +185,7 @@ def test_a_page_keeps_a_table_that_was_not_measured_and_a_command_of_all_measure
 
 @pytest.mark.matrix
 def test_all_benchmarks_run_with_small_models():
-    """Takes 15 minutes."""
+    """Takes half an hour."""
     done = subprocess.run(
         [sys.executable, "benchmarks/all.py", "--quick"], cwd=ROOT, capture_output=True, text=True
     )
