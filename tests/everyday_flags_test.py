@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import towers
-from tests.app.run_test import NUM_CLASSES, config, small_data, small_model
+from tests.app.run_test import NUM_CLASSES, config, measured, small_data, small_model
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import load_examples, shuffled_batches
 
@@ -143,6 +143,22 @@ def test_a_run_from_the_values_of_a_file_resumes_without_the_file(tmp_path):
     file.unlink()
     history = towers.train(TrainConfig(resume="run", trust_run_dir=True, max_steps=STEPS))
     assert_same((history, keras.saving.load_model("run/final.keras")), expected)
+
+
+def test_a_fast_run_has_every_part_of_a_run_and_can_go_on_as_the_whole_run():
+    fast = towers.train(config(run_dir="fast", batch_size=8, fast_dev_run=True))
+    names = {path.name for path in Path("fast").iterdir()}
+    assert names >= {"best.keras", "checkpoints", "export", "final.keras", "results.csv"}
+    (x, y) = (part[:16] for part in small_data()[1])  # two of three batches
+    expected = measured(keras.saving.load_model("fast/final.keras"), x, y)
+    found = [fast["val_loss"][0], fast["val_accuracy"][0]]
+    assert found == pytest.approx(expected, rel=1e-5) and len(fast["loss"]) == 1
+    assert towers.train(TrainConfig(resume="fast", trust_run_dir=True)) == {}  # complete
+    whole = towers.train(config(run_dir="whole", batch_size=8))
+    resumed = TrainConfig(resume="fast", trust_run_dir=True, fast_dev_run=False)
+    assert towers.train(resumed) == whole
+    with pytest.raises(ValueError, match=r"^fast_dev_run \(True\) is reached already"):
+        towers.train(TrainConfig(resume="whole", trust_run_dir=True, fast_dev_run=True))
 
 
 @pytest.mark.parametrize(

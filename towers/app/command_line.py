@@ -39,7 +39,7 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
         (
             "optimization",
             "Optimization",
-            "epochs max_steps batch_size batch_size_per_gpu optimizer "
+            "epochs max_steps fast_dev_run batch_size batch_size_per_gpu optimizer "
             "learning_rate schedule warmup_steps weight_decay momentum clip_norm ema "
             "batch_norm nonfinite seed early_stopping",
         ),

@@ -11,6 +11,7 @@
 The writers of the run's files are Keras callbacks, like the user's callbacks.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -23,6 +24,7 @@ from towers.app.reporting.progress import ProgressLines
 from towers.app.training.build import Run
 from towers.app.training.loaded import put_in_place
 from towers.app.training.several_workers import agreed_signal
+from towers.app.training_fields import FAST_STEPS
 from towers.machine import hang, callback_internals
 from towers.machine.signals import Pending
 from towers.parallel.fresh_copies import are_trusted
@@ -191,7 +193,8 @@ def evaluate(
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
     batches = ordered_batches(run.test, run.batch_size, run.step.own_rows)
-    for i, batch in enumerate(prefetched(run.step, batches)):
+    steps = range(FAST_STEPS) if run.config.fast_dev_run else itertools.count()
+    for i, batch in zip(steps, prefetched(run.step, batches), strict=False):
         check()
         tell("on_test_batch_begin", i)
         with values_explained("a batch of the test examples"):

@@ -170,6 +170,7 @@ def _run(  # noqa: C901
                 raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
         if state.step > run.num_steps:
             name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
+            name = "fast_dev_run" if config.fast_dev_run else name
             done = report.amount(state.step, run.steps_an_epoch)
             raise ValueError(
                 f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, "
@@ -213,9 +214,12 @@ def _run(  # noqa: C901
             _train(run, state, partial(resume_words, config, shown), out, callbacks, checkpointer)
             history = run.step.model.history.history
         run.workers.barrier()
-        if config.export is not None and cluster.is_chief:
+        exported = config.export
+        if config.fast_dev_run and not (directory / run_dir.EXPORT).exists():
+            exported = exported or str(directory / run_dir.EXPORT)
+        if exported is not None and cluster.is_chief:
             for line in export.export_model(
-                model, str(begun / config.export), run.class_names, run.divided
+                model, str(begun / exported), run.class_names, run.divided
             ):
                 out.line(line)
         return history

@@ -19,6 +19,7 @@ from towers.app.machine_fields import AUTO, ON_THE_MACHINE
 from towers.machine import choices
 
 WARN = "warn"
+FAST_STEPS = 2  # of training and of validation with `fast_dev_run`
 SCHEDULES = ("constant", "cosine", "linear")  # and step:E1,E2
 
 
@@ -57,6 +58,12 @@ class TrainingFields:
     max_steps: int | None = count(
         None,
         "The number of updates after which the run ends, even within an epoch. Default: no limit.",
+        Role.LIMIT,
+    )
+    fast_dev_run: bool = switch(
+        False,
+        "Tries every part of a run in a minute: two updates, two batches of validation, a "
+        "checkpoint, final.keras, and an export, by default into the run's directory.",
         Role.LIMIT,
     )
     optimizer: str | None = text(

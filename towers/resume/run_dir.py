@@ -13,6 +13,7 @@ The directory is on a disk, or behind a URL of fsspec (see `remote_dir`).
         log.txt       the terminal's output and TensorFlow's messages
         tensorboard/  with --tensorboard: event files
         profile/      with --profile: traces of steps
+        export/       with --fast_dev_run: the model as a SavedModel
 """
 
 import errno
@@ -33,7 +34,7 @@ from typing import Any
 from towers.machine import files, places
 from towers.machine.words import printable
 
-RUNS, CHECKPOINTS, PROFILE = Path("runs"), "checkpoints", "profile"
+RUNS, CHECKPOINTS, PROFILE, EXPORT = Path("runs"), "checkpoints", "profile", "export"
 CONFIG, CLASSES, RESULTS = "config.json", "classes.json", "results.csv"
 BEST, FINAL, LOG = "best.keras", "final.keras", "log.txt"
 LOCK = "lock"  # in CHECKPOINTS

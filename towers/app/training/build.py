@@ -19,6 +19,7 @@ from towers.app.named import one_line
 from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
+from towers.app.training_fields import FAST_STEPS
 from towers.divide.tower_step import TowerStep
 from towers.machine import devices as devices_lib, places
 from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
@@ -60,7 +61,8 @@ class Run(NamedTuple):
     @property
     def num_steps(self) -> int:
         """Returns the number of updates in the run, at most --max_steps."""
-        return self.config.num_steps(self.steps_an_epoch)
+        steps = self.config.num_steps(self.steps_an_epoch)
+        return min(steps, FAST_STEPS) if self.config.fast_dev_run else steps
 
 
 def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
