@@ -161,6 +161,28 @@ def test_a_fast_run_has_every_part_of_a_run_and_can_go_on_as_the_whole_run():
         towers.train(TrainConfig(resume="whole", trust_run_dir=True, fast_dev_run=True))
 
 
+def test_the_best_epochs_have_their_models_also_after_a_later_epoch_was_dropped():
+    class Spoil(keras.callbacks.Callback):
+        """Makes the second and the fourth epoch the best."""
+
+        def on_test_begin(self, logs=None):
+            bias = (5, 0, 4, 2)[len(self.model.history.epoch) % 4]
+            self.model.trainable_variables[-1].assign([bias, 0, 0])
+
+    values = {"epochs": 4, "keep_best": 2, "monitor": "val_loss"}
+    history = towers.train(config(run_dir="run", learning_rate=0.05, **values), [Spoil()])
+    order = np.argsort(history["val_loss"])
+    assert {*order[:2]} == {1, 3}
+    best, second = (f"best-epoch-{index + 1}.keras" for index in order[:2])
+    assert {path.name for path in Path("run").glob("best-*")} == {best, second}
+    for name, index in ((best, order[0]), (second, order[1]), ("best.keras", order[0])):
+        found = measured(keras.saving.load_model(f"run/{name}"), *small_data()[1])
+        assert found[0] == pytest.approx(history["val_loss"][index], rel=1e-5)
+    Path("run", "best-epoch-9.keras").touch()  # of an epoch that a resumed run has not reached
+    towers.train(TrainConfig(resume="run", trust_run_dir=True, epochs=5, keep_best=1000))
+    assert not Path("run", "best-epoch-9.keras").exists()
+
+
 @pytest.mark.parametrize(
     "values, message",
     [

@@ -27,7 +27,7 @@ FLAGS = """
     stages batch_size batch_size_per_gpu jit_compile cpu_threads worker_timeout hang_timeout
     epochs max_steps fast_dev_run optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
     ema class_weight batch_norm freeze init_from seed precision
-    deterministic nonfinite run_dir resume trust_run_dir checkpoint_every monitor monitor_mode
+    deterministic nonfinite run_dir resume trust_run_dir checkpoint_every keep_best monitor monitor_mode
     callbacks early_stopping tensorboard noise_scale verify_gradients profile plan export
 """.split()
 WRONG = {

@@ -54,7 +54,7 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
             "saving",
             "Saving and resuming",
             "run_dir resume trust_run_dir checkpoint_every "
-            "hang_timeout monitor monitor_mode callbacks",
+            "hang_timeout keep_best monitor monitor_mode callbacks",
         ),
         ("reports", "Reports", "tensorboard noise_scale profile verify_gradients"),
         ("after", "After training", "evaluate predict out export"),

@@ -196,6 +196,12 @@ class TrainingFields:
         "end of each epoch is saved, too. Default: at least one checkpoint every 10 minutes.",
         ON_THE_MACHINE,
     )
+    keep_best: int = count(
+        1,
+        "The number of best epochs, by `monitor`, whose models are kept. With 2 or more, "
+        "best-epoch-N.keras holds each of them, beside best.keras.",
+        ON_THE_MACHINE,
+    )
     monitor: str | None = text(
         None,
         "The column of results.csv that decides which epoch is the "

@@ -28,11 +28,15 @@ class Monitor(NamedTuple):
 
     def best_index(self, columns: Mapping[str, Sequence[float]]) -> int | None:
         """Returns the index of the best epoch, the first of equal ones; None if there is none."""
+        return next(iter(self.ranked(columns)), None)
+
+    def ranked(self, columns: Mapping[str, Sequence[float]]) -> list[int]:
+        """Returns the indices of the epochs with finite values, from the best to the worst."""
         used = [name for name in {self.column, "loss", "val_loss"} if name in columns]
         epochs = zip(*(columns[name] for name in used), strict=False)
         scores = [self.score(dict(zip(used, epoch, strict=True))) for epoch in epochs]
         found = [(score, -index) for index, score in enumerate(scores) if score is not None]
-        return -max(found)[1] if found else None
+        return [-index for _, index in sorted(found, reverse=True)]
 
 
 def find_monitor(

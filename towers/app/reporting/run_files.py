@@ -3,7 +3,7 @@
 import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,8 +101,7 @@ class RunFiles(keras.callbacks.Callback):
         """Draws results.png; if that fails, warns and returns."""
         run, path = self._run, self._directory / charts.CURVES
         try:
-            columns = [*zip(*self._train_state.results, strict=False)]  # "epoch" is the first
-            values = dict(zip(run.columns, columns[1:], strict=False))
+            values = columns_of(run, self._train_state)
             charts.draw_curves(path, values, self._directory.name, run.monitor)
         except Exception as error:  # whatever matplotlib raises
             self._warn(f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing.")
@@ -121,6 +120,12 @@ class RunFiles(keras.callbacks.Callback):
             self._train_state.best_saved = self._train_state.best_step
         except (NonFiniteError, LostDirectoryError) as error:
             self._warn(str(error))
+
+
+def columns_of(run: Run, train_state: TrainState) -> dict[str, Sequence[float]]:
+    """Returns the values of all epochs, by the name of their column in results.csv."""
+    columns = [*zip(*train_state.results, strict=False)]  # "epoch" is the first
+    return dict(zip(run.columns, columns[1:], strict=False))
 
 
 def save_model(model: keras.Model, path: Path) -> None:
