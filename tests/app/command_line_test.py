@@ -240,6 +240,7 @@ def test_help_lists_every_flag_once_and_the_most_used_ones_first():
     assert len(names) == len(set(names))
     assert set(names) == {field.name for field in dataclasses.fields(TrainConfig)} | {
         "devices",
+        "runs",
         "evaluate",
         "predict",
         "out",

@@ -20,7 +20,9 @@ from towers.app import command_line
 from towers.app.after_training.model_files import USED, file_config, find_file
 from towers.app.config import TrainConfig
 from towers.app.continued import resolve_config
+from towers.app.reporting.runs import list_runs
 from towers.machine import terminal
+from towers.resume import run_dir
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # flags defined here count as the command's, for --help
@@ -34,6 +36,12 @@ def define_flags() -> None:
         False,
         "Print versions, libraries, GPUs, CPU and the devices "
         "that towers would get; train nothing.",
+    )
+    flags.DEFINE_boolean(
+        "runs",
+        False,
+        "List the runs in runs/, or beside --run_dir: epochs done, best --monitor, and whether "
+        "they are complete; train nothing.",
     )
     for name, result in (
         ("evaluate", "print its loss and metrics"),
@@ -66,7 +74,7 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
         raise ValueError(f"out ({out}) needs `predict`, a .keras file.")
     modes = [
         f"`{name}`"
-        for name in ("devices", "evaluate", "predict", "resume")
+        for name in ("devices", "runs", "evaluate", "predict", "resume")
         if flags.FLAGS[name].value
     ]
     if len(modes) > 1:
@@ -114,6 +122,10 @@ def train(argv: list[str]) -> None:
     """Runs the command that the arguments select; libraries' messages go to the run's log.txt."""
     config = parse_flags(argv)
     if config is None:
+        return
+    if flags.FLAGS.runs:
+        beside = Path(config.run_dir).parent if config.run_dir else run_dir.RUNS
+        command_line.show("\n".join(list_runs(beside)))
         return
     with (
         nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as captured,

@@ -18,6 +18,12 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {plural(noun, count)}"
 
 
+def aligned(cells: Sequence[Sequence[str]]) -> list[str]:
+    """Returns rows of cells as lines of aligned columns."""
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
+
+
 def nearest(name: str, names: Sequence[str]) -> str:
     """Returns " Did you mean 'adam'?" for the name that is most like `name`, or ""."""
     lower = {each.lower(): each for each in names}

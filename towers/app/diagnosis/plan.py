@@ -15,6 +15,7 @@ from rich import filesize
 
 from towers.divide.tower_step import TowerStep
 from towers.machine.devices import short_name, tower_range
+from towers.machine.words import aligned
 from towers.step import structures
 from towers.step.sharding import shard_sizes
 from towers.step.structures import is_composite, map_tensors
@@ -123,7 +124,7 @@ def table(rows: dict[str, Traffic]) -> list[str]:
         )
     down = filesize.decimal(sum(row.parameters + row.inputs + row.sums for row in rows.values()))
     up = filesize.decimal(sum(row.results for row in rows.values()))
-    return [*_aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
+    return [*aligned(cells), f"Each step moves {down} to the devices and {up} from them."]
 
 
 def stage_table(step: TowerStep) -> list[str]:
@@ -149,19 +150,13 @@ def stage_table(step: TowerStep) -> list[str]:
                 f"{layers[0]} ... {layers[-1]} ({len(layers)})" if len(layers) > 1 else layers[0],
             ]
         )
-    return _aligned(cells)
+    return aligned(cells)
 
 
 def span(sizes: Sequence[int]) -> str:
     """Returns "16", or "12-13" if the sizes differ."""
     low, high = min(sizes), max(sizes)
     return f"{low:,}" if low == high else f"{low:,}-{high:,}"
-
-
-def _aligned(cells: Sequence[Sequence[str]]) -> list[str]:
-    """Returns rows of cells as lines of aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    return ["  ".join(map(str.ljust, line, widths)).rstrip() for line in cells]
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:

@@ -1,0 +1,67 @@
+"""Lists the runs of a directory for `--runs`, without TensorFlow."""
+
+import fcntl
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from towers.app.config import TrainConfig
+from towers.machine import files
+from towers.machine.words import aligned, printable
+from towers.resume import checkpoints, run_dir
+
+_HEADER = ("run", "model", "epochs", "steps", "best", "state", "last written")
+
+
+def list_runs(directory: Path) -> list[str]:
+    """Returns a table with a line for each run in `directory`; the newest run is the last."""
+    found = []
+    for config in directory.glob(f"*/{run_dir.CONFIG}"):
+        log = config.with_name(run_dir.LOG)
+        found.append(((log if log.is_file() else config).lstat().st_mtime, config.parent))
+    if not found:
+        return [f"no run in {directory}"]
+    rows = []
+    for written, path in sorted(found):
+        try:
+            cells = _describe(path)
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            # A stranger may have written the files.
+            cells = ["", "", "", "", "unreadable"]
+        when = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
+        rows.append([printable(cell) for cell in (path, *cells, when)])
+    return aligned([_HEADER, *rows])
+
+
+def _describe(path: Path) -> list[str]:
+    """Returns the model, the epochs, the updates, the best value of the monitor, and the state of a run."""
+    config = TrainConfig.from_json(run_dir.read_config(path) or "")
+    position: dict[str, Any] = {"epoch": 0, "step": 0}
+    folder = path / run_dir.CHECKPOINTS
+    if paths := checkpoints.find(folder):
+        manifest = files.read(paths[0] / checkpoints.MANIFEST, checkpoints.LARGEST_MANIFEST)
+        position = json.loads(manifest)["content"]["state"]["position"]
+    best = position.get("best")
+    if best is not None and best not in position["history"][config.monitor]:
+        best = -best  # of a monitor whose lowest value is the best
+    return [
+        config.model,
+        f"{position['epoch']}/{config.epochs}",
+        f"{position['step']:,}",
+        "" if best is None else f"{config.monitor} {best:.4g}",
+        _state(folder, position["step"]),
+    ]
+
+
+def _state(folder: Path, step: int) -> str:
+    """Returns "running", "complete" or "stopped" for the folder of checkpoints."""
+    try:
+        with files.open_to_read(folder / run_dir.LOCK) as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        is_complete = files.read_text(folder / run_dir.COMPLETE).strip() == str(step)
+    except BlockingIOError:
+        return "running"
+    except FileNotFoundError:
+        is_complete = False
+    return "complete" if is_complete else "stopped"
