@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pynvml
 import pytest
+import tensorflow as tf
 
 from tests.machine.fake_gpus import use_nvml
 from towers.machine import devices, nvidia
@@ -15,6 +16,16 @@ from towers.machine.words import counted, plural
 def test_tower_devices_are_the_first_of_those_present():
     assert devices.tower_devices(3, "cpu") == ["/cpu:0", "/cpu:1", "/cpu:2"]
     assert len(devices.tower_devices(None, "auto")) == 8
+
+
+def test_the_memory_is_the_most_of_a_gpu_or_of_the_process(monkeypatch):
+    assert devices.peak_memory(["/cpu:0"]) > 2**26  # TensorFlow alone takes more
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_memory_info",
+        lambda device: {"current": 5, "peak": {"/gpu:0": 10, "/gpu:1": 30}[device]},
+    )
+    assert devices.peak_memory(["/gpu:0", "/gpu:1"]) == 30
 
 
 @pytest.mark.parametrize(

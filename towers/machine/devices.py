@@ -4,6 +4,8 @@ tower 0 ... tower T-1   ->   device 0 ... device D-1      tower t runs on device
 """
 
 import os
+import resource
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -93,6 +95,14 @@ def short_name(name: str) -> str:
     """Shortens a device name: "/job:localhost/device:CPU:0" becomes "/cpu:0"."""
     spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
     return f"/{(spec.device_type or 'CPU').lower()}:{spec.device_index or 0}"
+
+
+def peak_memory(devices: Sequence[str]) -> int:
+    """Returns the most bytes so far on any of these GPUs; on CPUs, in this process."""
+    if is_gpu(devices[0]):
+        return max(tf.config.experimental.get_memory_info(device)["peak"] for device in devices)
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return most if sys.platform == "darwin" else 1024 * most  # the unit differs
 
 
 def count_cores() -> int:

@@ -313,7 +313,7 @@ class Case:
         self.out = Report(self._stream)
         self.run = run = SimpleNamespace(
             config=TrainConfig(epochs=12),
-            step=SimpleNamespace(optimizer=self.optimizer),
+            step=SimpleNamespace(optimizer=self.optimizer, tower_devices=["/cpu:0"]),
             steps_an_epoch=4,
             num_steps=48,
             metrics=["loss", "accuracy"],
@@ -334,9 +334,10 @@ def test_a_step_is_shown_when_it_is_time_and_fits_80_columns_but_for_the_speed(m
     case.lines.on_train_batch_end(1)
     assert case.said == []
     monkeypatch.setattr(Report, "is_due", lambda self: True)
+    monkeypatch.setattr(progress, "peak_memory", lambda devices: 1_234_567_890)
     for case.state.epoch_step in range(1, 5):
         case.lines.on_train_batch_end(1)
-    text = "{}] {}/4  loss 0.5000  accuracy 0.750 | 0:41 left | 3,912 examples/s"
+    text = "{}] {}/4  loss 0.5000  accuracy 0.750 | 0:41 left | 3,912 examples/s | 1.2 GB"
     assert case.said == [
         "Epoch  2/12  [" + text.format("===" * step + "   " * (4 - step), step)
         for step in range(1, 5)

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import towers
 from tests.app.run_test import config
+from towers.app.reporting import charts, run_files
 from towers.app.reporting.charts import draw_curves, figure_file
 from towers.app.reporting.run_files import RunFiles, save_model, TensorBoardLog, unreadable
 from towers.resume.train_state import Monitor, TrainState
@@ -34,7 +35,8 @@ def _model():
 
 def files_of(model, directory, train_state, warn=pytest.fail):
     columns = ["loss", "accuracy", "val_loss", "val_accuracy"]
-    run = SimpleNamespace(step=SimpleNamespace(model=model), columns=columns)
+    step = SimpleNamespace(model=model)
+    run = SimpleNamespace(step=step, columns=columns, monitor=Monitor())
     return RunFiles(run, directory, train_state, warn)
 
 
@@ -160,6 +162,18 @@ def test_each_epoch_adds_a_row_and_those_after_the_checkpoint_are_dropped(model,
     state.results.clear()
     file.on_train_begin()
     assert not (tmp_path / "results.csv").exists()
+
+
+def test_the_curves_are_drawn_during_the_run_but_not_after_each_short_epoch(
+    model, tmp_path, monkeypatch
+):
+    now, drawn = 0.0, []
+    monkeypatch.setattr(run_files, "time", SimpleNamespace(monotonic=lambda: now))
+    monkeypatch.setattr(charts, "draw_curves", lambda path, columns, *_: drawn.append(now))
+    file = files_of(model, tmp_path, TrainState(step=1, results=[row(1)]))
+    for now in range(0, 100, 7):
+        file.on_epoch_end(0)
+    assert drawn == [35, 70]
 
 
 def read(directory):

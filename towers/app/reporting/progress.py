@@ -4,9 +4,11 @@ import time
 from typing import Any
 
 import keras
+from rich import filesize
 
 from towers.app.reporting.report import Report, format_seconds, format_values, num_skipped
 from towers.app.training.build import Run
+from towers.machine.devices import peak_memory
 from towers.machine.words import counted
 from towers.resume.train_state import TrainState
 
@@ -86,8 +88,9 @@ class ProgressLines(keras.callbacks.Callback):
         values = format_values({name: float(state.logs[name]) for name in self._run.metrics})
         bar = "=" * (12 * state.epoch_step // total)
         speed, left = self._speed_and_left()
-        # A narrow terminal cuts off the end, so the speed comes last.
-        self._out.ongoing(f"{label}  [{bar:<12}] {step}  {values}{left}{speed}")
+        # A narrow terminal cuts off the end, so speed and memory come last.
+        memory = filesize.decimal(peak_memory(self._run.step.tower_devices))
+        self._out.ongoing(f"{label}  [{bar:<12}] {step}  {values}{left}{speed} | {memory}")
 
     def end_steps(self) -> None:
         """Warns about the epoch's updates that were left out, and shows that validation runs."""

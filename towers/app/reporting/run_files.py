@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -26,6 +27,7 @@ from towers.step.errors import NonFiniteError
 from towers.workers import watch
 
 FOLDER = "tensorboard"  # in the run directory
+_SECONDS_BETWEEN_CURVES = 30.0  # drawing takes up to a second
 _WRITES = ("on_train_begin", "on_test_begin", "on_test_end", "on_epoch_end", "on_train_end")
 
 
@@ -55,7 +57,7 @@ class TensorBoardLog(keras.callbacks.TensorBoard):
 
 
 class RunFiles(keras.callbacks.Callback):
-    """Writes results.csv and best.keras during training, then final.keras and results.png.
+    """Writes results.csv, results.png and best.keras during training, then final.keras.
 
     If results.csv, results.png or best.keras cannot be written, it warns and the run continues.
     """
@@ -66,6 +68,7 @@ class RunFiles(keras.callbacks.Callback):
         super().__init__()
         self._run, self._directory, self._warn = run, directory, warn
         self._train_state, self.has_final = train_state, False  # whether final.keras is written
+        self._drawn_at = time.monotonic()
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Sets the files back to the run's position, because later epochs are computed again."""
@@ -84,10 +87,13 @@ class RunFiles(keras.callbacks.Callback):
         self._write_results()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Replaces best.keras if the epoch is the best, and adds the epoch's row."""
+        """Replaces best.keras if the epoch is the best, adds its row, and draws the curves."""
         if self._train_state.is_best:
             self._save_best()
         self._write_results()
+        if time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_CURVES:
+            self.draw()
+            self._drawn_at = time.monotonic()
 
     def save_final(self) -> None:
         """Writes final.keras; if best.keras could not be written, raises LostDirectoryError."""
