@@ -256,8 +256,8 @@ class TrainingFields:
     )
     plan: bool = switch(
         False,
-        "Prints devices, towers, shard sizes, and the bytes and transfers "
-        "of each step. Trains nothing.",
+        "Prints devices, towers, shard sizes, the bytes and transfers "
+        "of each step, and the layers. Trains nothing.",
         Role.ONCE,
     )
     export: str | None = path(

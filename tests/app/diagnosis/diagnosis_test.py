@@ -116,7 +116,8 @@ def test_a_loss_scaled_optimizer_is_called_by_its_own_name():
 
 @NO_GPUS
 def test_the_plan_counts_what_a_step_moves():
-    _, here, there, total, how = lines_of(describe.show_plan, build(config()))
+    _, here, there, total, how, *layers = lines_of(describe.show_plan, build(config()))
+    assert [line.split()[0] for line in layers] == ["layer", "body", "head"]
     assert here.split() == ["/cpu:0", "0", "8", *"----00"]
     assert there.startswith("/cpu:1  1       8         252 bytes      128 bytes ")
     assert total == "Each step moves 380 bytes to the devices and 248 bytes from them."
@@ -277,6 +278,26 @@ def test_the_stages_have_their_devices_layers_and_bytes_of_parameters():
     assert parameters == ("100 bytes", "144 bytes", "336 bytes")  # 5 x 5, 6 x 6, 12 x 7 numbers
     assert most_towers == ("2", "2", "1")
     assert layers == ("first", "second", "both ... third (2)")
+    assert plan.layer_table(step, batch_size=6) == [  # towers of 2, 2, 1 and 1 rows
+        "layer   device          largest output  bytes     variables",
+        "first   /cpu:0, /cpu:3  2 x 5           40 bytes  100 bytes",
+        "second  /cpu:1, /cpu:4  2 x 6           48 bytes  144 bytes",
+        "both    /cpu:2, /cpu:5  2 x 11          88 bytes  -",
+        "third   /cpu:2, /cpu:5  2 x 7           56 bytes  336 bytes",
+    ]
+
+
+def test_the_layers_of_any_model_have_their_rows_or_are_left_out():
+    twice, x = L.Dense(4, name="twice"), keras.Input((4,))
+    mean = keras.ops.mean(twice(twice(x)), axis=None)  # has no rows
+    step = TowerStep(keras.Model(x, mean), "sgd", "mse", devices=[f"/cpu:{i}" for i in range(4)])
+    _, first, second, last = plan.layer_table(step, batch_size=8)
+    assert first == "twice  /cpu:0 ... /cpu:3  2 x 4           32 bytes  80 bytes"
+    assert second == "twice  /cpu:0 ... /cpu:3  2 x 4           32 bytes  -"
+    assert last.split()[-4:] == ["/cpu:3", "4", "bytes", "-"]
+    own = type("Own", (keras.Model,), {"call": lambda self, x: twice(x)})()
+    own.build((None, 4))
+    assert plan.layer_table(TowerStep(own, "sgd", "mse"), batch_size=8) == []
 
 
 # Where a step's time goes: steps made of pauses, and one real run

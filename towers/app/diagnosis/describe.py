@@ -106,7 +106,7 @@ def batch_split(batch_size: int, num_towers: int, num_examples: int) -> str:
 
 
 def show_plan(run: Run, out: Report) -> None:
-    """Prints --plan: the transfers of a step, counted as on GPUs, or its stages."""
+    """Prints --plan: the transfers of a step, counted as on GPUs, or its stages; then its layers."""
     spec, step = ordered_batches(run.train, run.batch_size).element_spec, run.step
     if step.stages:
         lines = plan.stage_table(step)
@@ -116,6 +116,7 @@ def show_plan(run: Run, out: Report) -> None:
         lines.append("Counted as on GPUs: logical CPU devices share one memory.")
     else:
         lines = plan.table(plan.traffic(step, run.batch_size, spec))
+    lines += plan.layer_table(step, run.batch_size)
     once = step.ran_once
     lines += ["Computed once for the whole batch, not in every tower:"] * bool(once)
     for line in [*lines, *map(str, once)]:

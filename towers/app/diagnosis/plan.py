@@ -1,4 +1,4 @@
-"""Counts for --plan, from the graph, the bytes that a step moves, and describes its stages.
+"""Counts for --plan, from the graph, the bytes that a step moves, and describes its stages and layers.
 
 parameter device     --- parameters, state, shards --->   towers' devices
                      <-- sums of gradients, state, predictions ---
@@ -15,6 +15,7 @@ from rich import filesize
 
 from towers.divide.tower_step import TowerStep
 from towers.machine.devices import short_name, tower_range
+from towers.machine.keras_internals import calls_in_order
 from towers.machine.words import aligned
 from towers.step import structures
 from towers.step.sharding import shard_sizes
@@ -114,10 +115,7 @@ def table(rows: dict[str, Traffic]) -> list[str]:
                 device,
                 tower_range(*row.towers),
                 times + span(row.examples),
-                *(
-                    filesize.decimal(count) if count else "-"
-                    for count in (row.parameters, row.inputs, row.sums, row.results)
-                ),
+                *map(_size, (row.parameters, row.inputs, row.sums, row.results)),
                 f"{row.sends_in:,}",
                 f"{row.sends_out:,}",
             ]
@@ -153,10 +151,52 @@ def stage_table(step: TowerStep) -> list[str]:
     return aligned(cells)
 
 
+def layer_table(step: TowerStep, batch_size: int) -> list[str]:
+    """Returns the layers of a tower as lines of aligned columns; [] if `call` is custom.
+
+    largest output  the shape of the layer's outputs in the tower with the most rows
+    variables       their bytes, at the layer's first call
+    """
+    calls = calls_in_order(step.model)
+    if calls is None:
+        return []
+    rows, seen = max(shard_sizes(batch_size, step.num_towers)), set()
+    groups = [[device] for device in dict.fromkeys(step.tower_devices)]
+    if step.stages:
+        groups = list(step.stages.groups.values())
+    cells = [["layer", "device", "largest output", "bytes", "variables"]]
+    for operation, outputs, _ in calls:
+        stage = 0
+        if step.stages:
+            stage = [operation.name in names for names in step.stages.names].index(True)
+        devices = [group[stage] for group in groups]
+        if len(devices) > 3:
+            devices = [f"{devices[0]} ... {devices[-1]}"]
+        shapes = [(rows, *o.shape[1:]) if o.shape[:1] == (None,) else o.shape for o in outputs]
+        specs = [tf.TensorSpec(s, o.dtype) for s, o in zip(shapes, outputs, strict=True)]
+        variables = [] if operation in seen else getattr(operation, "variables", [])
+        seen.add(operation)
+        cells.append(
+            [
+                operation.name,
+                ", ".join(devices),
+                ", ".join(" x ".join(map(str, shape)) for shape in shapes),
+                _size(sum(map(_num_bytes, specs))),
+                _size(sum(_num_bytes(v.value) for v in variables)),
+            ]
+        )
+    return aligned(cells)
+
+
 def span(sizes: Sequence[int]) -> str:
     """Returns "16", or "12-13" if the sizes differ."""
     low, high = min(sizes), max(sizes)
     return f"{low:,}" if low == high else f"{low:,}-{high:,}"
+
+
+def _size(num_bytes: int) -> str:
+    """Returns "4.8 MB", or "-" for nothing."""
+    return filesize.decimal(num_bytes) if num_bytes else "-"
 
 
 def _num_bytes(tensor: tf.Tensor) -> int:
