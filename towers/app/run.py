@@ -19,6 +19,7 @@ from towers.app.diagnosis.profile import show_profile
 from towers.app.loop import Loop, evaluate
 from towers.app.machine_fields import AUTO
 from towers.app.reporting import report, run_files
+from towers.app.reporting.augmented import AugmentedPicture
 from towers.app.reporting.kept_models import KeptModels
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report, format_values, labelled, resume_words
@@ -240,6 +241,8 @@ def _train(
     writers: list[keras.callbacks.Callback] = [files] if cluster.is_chief else []
     if cluster.is_chief and config.keep_best > 1:
         writers.append(KeptModels(run, directory, state, out.warn))
+    if cluster.is_chief and config.augment:
+        writers.append(AugmentedPicture(run, directory, out.warn))
     if cluster.is_chief and config.tensorboard:
         writers.append(run_files.TensorBoardLog(directory / run_files.FOLDER, out.warn))
     lines = ProgressLines(out, run, state)

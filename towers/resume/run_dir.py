@@ -7,6 +7,7 @@ The directory is on a disk, or behind a URL of fsspec (see `remote_dir`).
         classes.json  the names of the classes by label, if the data have names
         results.csv   one row for each epoch
         results.png   curves of results.csv
+        augmented.png with --augment: examples and their versions in the first epochs
         best.keras    the model of the epoch with the best --monitor
         best-epoch-3.keras ...  with --keep_best: the models of the best epochs
         final.keras   the model at the end

@@ -1,0 +1,60 @@
+"""Draws augmented.png: training examples, and what `--augment` makes of them in each epoch."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+
+from towers.app.datasets.augment import example_seed
+from towers.app.datasets.batches import Examples, ordered_batches
+from towers.app.named import one_line
+from towers.app.reporting import charts
+from towers.app.training.build import Run
+from towers.resume.source import Epoch
+
+FILE = "augmented.png"
+_EXAMPLES, _EPOCHS = 4, 7
+
+
+class AugmentedPicture(keras.callbacks.Callback):
+    """Draws the picture before the first step; if that fails, it warns and the run continues."""
+
+    def __init__(self, run: Run, directory: Path, warn: Callable[[str], None]) -> None:
+        super().__init__()
+        self._run, self._path, self._warn = run, directory / FILE, warn
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        shape: Any = getattr(self._run.train.specs[0], "shape", ())
+        if self._path.exists() or len(shape) != 4 or shape[-1] not in (1, 3):
+            return  # no images
+        try:
+            self._draw()
+        except Exception as error:  # whatever matplotlib raises
+            self._warn(f"{FILE} cannot be drawn ({one_line(error)}); nothing else is missing.")
+
+    def _draw(self) -> None:
+        rows = list(versions(self._run.train, self._run.config.seed))
+        title = f"--augment={self._run.config.augment}"
+        with charts.figure_file(self._path, 8.0, 1.1 * len(rows) + 0.5, title) as figure:
+            grid = figure.subplots(len(rows), 1 + _EPOCHS, squeeze=False)
+            for images, all_axes in zip(rows, grid, strict=True):
+                low, high = images[0].min(), images[0].max()
+                for image, axes in zip(images, all_axes, strict=True):
+                    shown = (image.astype("float32") - low) / max(high - low, 1e-9)
+                    axes.imshow(shown.clip(0, 1), cmap="gray", vmin=0, vmax=1)
+                    axes.set_axis_off()
+            for epoch, axes in enumerate(grid[0]):
+                axes.set_title(f"epoch {epoch}" if epoch else "original", size="small")
+
+
+def versions(examples: Examples, seed: int) -> Iterator[list[np.ndarray]]:
+    """Yields, for the first examples, x [...] and what training gets in epochs 1, 2, ..."""
+    assert examples.augment is not None
+    batches = ordered_batches(examples._replace(changes=()), _EXAMPLES)
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
+    keys = [Epoch(1, seed=seed, number=number).key for number in range(_EPOCHS)]
+    for index, image in enumerate(x):
+        changed = [examples.augment(image, example_seed(key, index)) for key in keys]
+        yield [version.numpy() for version in [image, *changed]]
