@@ -59,7 +59,8 @@ def define_flags() -> None:
         "out",
         None,
         "With --predict, a new file: .npz for all outputs, .csv for "
-        "label and probability, beside the names of image files and of classes.",
+        "label and probability, beside the names of image files and of classes. With "
+        "--evaluate, a new .png file for the confusion matrix of a classifier.",
     )
 
 
@@ -70,8 +71,8 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     evaluate, predict, out = (flags.FLAGS[name].value for name in ("evaluate", "predict", "out"))
     if predict and not out:
         raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
-    if out and not predict:
-        raise ValueError(f"out ({out}) needs `predict`, a .keras file.")
+    if out and not predict and not (evaluate and out.endswith(".png")):
+        raise ValueError(f"out ({out}) needs `predict`; a .png file may stand beside `evaluate`.")
     modes = [
         f"`{name}`"
         for name in ("devices", "runs", "evaluate", "predict", "resume")
@@ -112,10 +113,11 @@ def run_without_training(config: TrainConfig) -> None:
             f"--{name}" for name in flags.FLAGS if name in names and flags.FLAGS[name].present
         ]:
             out.warn(f"{', '.join(unused)}: no effect, because nothing is trained.")
+        path = flags.FLAGS.out and os.path.expanduser(str(flags.FLAGS.out))
         if flags.FLAGS.evaluate:
-            evaluate_file(config, _model_file(), out)
+            evaluate_file(config, _model_file(), out, path)
         else:
-            predict_file(config, _model_file(), os.path.expanduser(str(flags.FLAGS.out)), out)
+            predict_file(config, _model_file(), path, out)
 
 
 def train(argv: list[str]) -> None:

@@ -56,7 +56,11 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
             "run_dir resume trust_run_dir checkpoint_every "
             "hang_timeout keep_best monitor monitor_mode callbacks",
         ),
-        ("reports", "Reports", "runs tensorboard noise_scale profile verify_gradients"),
+        (
+            "reports",
+            "Reports",
+            "runs tensorboard confusion_matrix noise_scale profile verify_gradients",
+        ),
         ("after", "After training", "evaluate predict out export"),
     )
 }

@@ -12,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from towers.app.after_training import export
+from towers.app.after_training.confusion import confusion_of_run
 from towers.app.config import TrainConfig
 from towers.app.continued import resolve_config
 from towers.app.diagnosis.describe import describe, show_plan, verified
@@ -19,8 +20,6 @@ from towers.app.diagnosis.profile import show_profile
 from towers.app.loop import Loop, evaluate
 from towers.app.machine_fields import AUTO
 from towers.app.reporting import report, run_files
-from towers.app.reporting.augmented import AugmentedPicture
-from towers.app.reporting.kept_models import KeptModels
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report, format_values, labelled, resume_words
 from towers.app.reporting.run_files import RunFiles, unreadable
@@ -239,10 +238,6 @@ def _train(
     config, cluster, directory = run.config, run.workers, checkpointer.directory
     files = RunFiles(run, directory, state, out.warn)
     writers: list[keras.callbacks.Callback] = [files] if cluster.is_chief else []
-    if cluster.is_chief and config.keep_best > 1:
-        writers.append(KeptModels(run, directory, state, out.warn))
-    if cluster.is_chief and config.augment:
-        writers.append(AugmentedPicture(run, directory, out.warn))
     if cluster.is_chief and config.tensorboard:
         writers.append(run_files.TensorBoardLog(directory / run_files.FOLDER, out.warn))
     lines = ProgressLines(out, run, state)
@@ -285,6 +280,8 @@ def _train(
                 fault = NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
             else:
                 checkpointer.finish(state)
+    if config.confusion_matrix:
+        confusion_of_run(run, directory, out)
     has_final = files.has_final or not cluster.is_chief
     report.describe_end(run, state, lines.pace.run_seconds, out, has_final=has_final)
     if fault is not None:

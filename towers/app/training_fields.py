@@ -230,7 +230,12 @@ class TrainingFields:
         "run's directory. Off by default, because results.csv and results.png hold them.",
         ON_THE_MACHINE,
     )
-
+    confusion_matrix: bool = switch(
+        False,
+        "Draws confusion.png at the end: which classes of the test examples the final model takes "
+        "for which. Off by default, because it predicts all test examples once more.",
+        Role.FREE,
+    )
     noise_scale: bool = switch(
         False,
         "Adds the gradient noise scale to the results: the batch "

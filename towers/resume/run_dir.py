@@ -11,6 +11,7 @@ The directory is on a disk, or behind a URL of fsspec (see `remote_dir`).
         best.keras    the model of the epoch with the best --monitor
         best-epoch-3.keras ...  with --keep_best: the models of the best epochs
         final.keras   the model at the end
+        confusion.png with --confusion_matrix: which classes the final model takes for which
         checkpoints/  the states from which the run can resume (see `checkpoints`)
         log.txt       the terminal's output and TensorFlow's messages
         tensorboard/  with --tensorboard: event files

@@ -19,6 +19,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import towers
 from tests.app.run_test import config
+from towers.app.config import TrainConfig
 from towers.app.reporting import charts, run_files
 from towers.app.reporting.charts import draw_curves, figure_file
 from towers.app.reporting.run_files import RunFiles, save_model, TensorBoardLog, unreadable
@@ -36,7 +37,7 @@ def _model():
 def files_of(model, directory, train_state, warn=pytest.fail):
     columns = ["loss", "accuracy", "val_loss", "val_accuracy"]
     step = SimpleNamespace(model=model)
-    run = SimpleNamespace(step=step, columns=columns, monitor=Monitor())
+    run = SimpleNamespace(step=step, columns=columns, monitor=Monitor(), config=TrainConfig())
     return RunFiles(run, directory, train_state, warn)
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app import datasets, models, named
-from towers.app.after_training import export
+from towers.app.after_training import confusion, export
 from towers.app.after_training.model_files import class_names
 from towers.app.config import TrainConfig
 from towers.app.datasets import image_folder
@@ -39,23 +39,38 @@ _LARGEST_DEVIATION = 1e-2  # probabilities add up to 1 up to this error: bfloat1
 _HOME = "/cpu:0"
 
 
-def evaluate_file(config: TrainConfig, file: Path, out: Report) -> dict[str, float]:
+def evaluate_file(
+    config: TrainConfig, file: Path, out: Report, path: str | None = None
+) -> dict[str, float]:
     """Returns a saved model's loss and metrics over all test examples; exports it if configured.
+
+    path: a new .png file for the confusion matrix of a classifier.
 
     Raises ValueError if file, data or devices cannot be used, or if the model has no loss.
     """
-    model, dataset, count, batches = _prepare(config, file, out, "evaluate")
+    if path is not None and Path(path).exists():
+        raise ValueError(f"out ({path}) exists already; name a new file.")
+    model, dataset, count, batches = _prepare(config, file, out, "evaluate", path is not None)
     if not model.compiled:
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
     began = time.perf_counter()
     model.make_test_function()
     means: dict[str, Any] = {}  # over all batches so far
+    counts = np.zeros((), int)
     for batch in batches:
         means = model.test_function(iter([batch]))
+        if path is not None:
+            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+            counts = counts + confusion.count(y, model.predict_on_batch(x))
     logs = {name: float(means[name]) for name in sorted(means, key=lambda name: name != "loss")}
     values = "  ".join(f"{name} {format_loss(value)}" for name, value in logs.items())
     seconds = format_seconds(time.perf_counter() - began)
     out.line(labelled("Evaluate", f"{values} | {counted(count, 'example')} in {seconds}"))
+    if path is not None and join_workers().is_chief:
+        try:
+            confusion.show(counts, Path(path), class_names(file), out)
+        except OSError as error:
+            raise ValueError(f"out ({path}) cannot be written: {error.strerror}.") from error
     _export(config, file, dataset, out)
     return logs
 
@@ -158,7 +173,7 @@ def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> N
 
 
 def _prepare(
-    config: TrainConfig, file: Path, out: Report, argument: str
+    config: TrainConfig, file: Path, out: Report, argument: str, needs_labels: bool = False
 ) -> tuple[keras.Model, Dataset, int, Iterator[Any]]:
     """Loads the file and the data, and prints the devices, the model and the data.
 
@@ -187,7 +202,11 @@ def _prepare(
         out.line(labelled("", note))
     for warning in dataset.warnings:
         out.warn(warning)
-    own_rows, size = reads_own_rows(examples), config.global_batch_size(num_devices)
+    # A worker that reads only its own examples would lack the labels of the others.
+    own_rows, size = (
+        reads_own_rows(examples) and not needs_labels,
+        config.global_batch_size(num_devices),
+    )
     parallel = parallel_on(
         model,
         devices,

@@ -9,7 +9,6 @@ import numpy as np
 
 from towers.app.datasets.augment import example_seed
 from towers.app.datasets.batches import Examples, ordered_batches
-from towers.app.named import one_line
 from towers.app.reporting import charts
 from towers.app.training.build import Run
 from towers.resume.source import Epoch
@@ -18,26 +17,16 @@ FILE = "augmented.png"
 _EXAMPLES, _EPOCHS = 4, 7
 
 
-class AugmentedPicture(keras.callbacks.Callback):
-    """Draws the picture before the first step; if that fails, it warns and the run continues."""
-
-    def __init__(self, run: Run, directory: Path, warn: Callable[[str], None]) -> None:
-        super().__init__()
-        self._run, self._path, self._warn = run, directory / FILE, warn
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        shape: Any = getattr(self._run.train.specs[0], "shape", ())
-        if self._path.exists() or len(shape) != 4 or shape[-1] not in (1, 3):
-            return  # no images
-        try:
-            self._draw()
-        except Exception as error:  # whatever matplotlib raises
-            self._warn(f"{FILE} cannot be drawn ({one_line(error)}); nothing else is missing.")
-
-    def _draw(self) -> None:
-        rows = list(versions(self._run.train, self._run.config.seed))
-        title = f"--augment={self._run.config.augment}"
-        with charts.figure_file(self._path, 8.0, 1.1 * len(rows) + 0.5, title) as figure:
+def draw_augmented(run: Run, directory: Path, warn: Callable[[str], None]) -> None:
+    """Draws augmented.png if x are images, unless it exists; if that fails, warns."""
+    path = directory / FILE
+    shape: Any = getattr(run.train.specs[0], "shape", ())
+    if path.exists() or len(shape) != 4 or shape[-1] not in (1, 3):
+        return
+    with charts.or_warning(FILE, warn):
+        rows = list(versions(run.train, run.config.seed))
+        title = f"--augment={run.config.augment}"
+        with charts.figure_file(path, 8.0, 1.1 * len(rows) + 0.5, title) as figure:
             grid = figure.subplots(len(rows), 1 + _EPOCHS, squeeze=False)
             for images, all_axes in zip(rows, grid, strict=True):
                 low, high = images[0].min(), images[0].max()

@@ -3,11 +3,12 @@
 matplotlib takes half a second to import, so it is imported only when a chart is drawn.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towers.app.named import one_line
 from towers.resume.run_dir import write_atomically
 from towers.resume.train_state import Monitor
 
@@ -15,6 +16,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 CURVES = "results.png"
+
+
+@contextmanager
+def or_warning(name: str, warn: Callable[[str], None]) -> Iterator[None]:
+    """Turns an error of drawing into a warning, because a picture must not end a run."""
+    try:
+        yield
+    except Exception as error:  # whatever matplotlib raises
+        warn(f"{name} cannot be drawn ({one_line(error)}); nothing else is missing.")
 
 
 @contextmanager

@@ -13,9 +13,9 @@ import keras
 import tensorflow as tf
 
 from towers.app.command_line import train_command
-from towers.app.named import one_line
 from towers.app.recipe.optimizer import plain_schedule
 from towers.app.reporting import charts
+from towers.app.reporting.augmented import draw_augmented
 from towers.app.training.build import Run
 from towers.machine import hang
 from towers.machine.places import LostDirectoryError
@@ -85,11 +85,15 @@ class RunFiles(keras.callbacks.Callback):
             finally:
                 assign_arrays(groups, before, paths[0])
         self._write_results()
+        if self._run.config.augment:
+            draw_augmented(self._run, self._directory, self._warn)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Replaces best.keras if the epoch is the best, adds its row, and draws the curves."""
         if self._train_state.is_best:
             self._save_best()
+        if self._run.config.keep_best > 1:
+            self._keep_best(epoch)
         self._write_results()
         if time.monotonic() - self._drawn_at >= _SECONDS_BETWEEN_CURVES:
             self.draw()
@@ -105,12 +109,14 @@ class RunFiles(keras.callbacks.Callback):
 
     def draw(self) -> None:
         """Draws results.png; if that fails, warns and returns."""
-        run, path = self._run, self._directory / charts.CURVES
-        try:
-            values = columns_of(run, self._train_state)
-            charts.draw_curves(path, values, self._directory.name, run.monitor)
-        except Exception as error:  # whatever matplotlib raises
-            self._warn(f"{path.name} cannot be drawn ({one_line(error)}); nothing else is missing.")
+        path = self._directory / charts.CURVES
+        with charts.or_warning(path.name, self._warn):
+            charts.draw_curves(path, self._columns(), self._directory.name, self._run.monitor)
+
+    def _columns(self) -> dict[str, Sequence[float]]:
+        """Returns the values of all epochs, by the name of their column in results.csv."""
+        columns = [*zip(*self._train_state.results, strict=False)]  # "epoch" is the first
+        return dict(zip(self._run.columns, columns[1:], strict=False))
 
     def _write_results(self) -> None:
         path = self._directory / run_dir.RESULTS
@@ -121,17 +127,29 @@ class RunFiles(keras.callbacks.Callback):
             self._warn(f"{path} cannot be written ({error.strerror}); training continues.")
 
     def _save_best(self) -> None:
-        try:
-            save_model(self._run.step.model, self._directory / run_dir.BEST)
+        if self._save(run_dir.BEST):
             self._train_state.best_saved = self._train_state.best_step
+
+    def _keep_best(self, epoch: int) -> None:
+        """Writes the model of an epoch that is among the best, and removes the others' files."""
+        ranked = self._run.monitor.ranked(self._columns())[: self._run.config.keep_best]
+        kept = [f"best-epoch-{index + 1}.keras" for index in ranked]
+        name = f"best-epoch-{epoch + 1}.keras"
+        if name in kept and not self._save(name):
+            return
+        # A resumed run computes later epochs again, so their files go, too.
+        for path in self._directory.glob("best-epoch-*.keras"):
+            if path.name not in kept:
+                path.unlink(missing_ok=True)
+
+    def _save(self, name: str) -> bool:
+        """Writes the model to a file. If that fails, warns and returns False."""
+        try:
+            save_model(self._run.step.model, self._directory / name)
         except (NonFiniteError, LostDirectoryError) as error:
             self._warn(str(error))
-
-
-def columns_of(run: Run, train_state: TrainState) -> dict[str, Sequence[float]]:
-    """Returns the values of all epochs, by the name of their column in results.csv."""
-    columns = [*zip(*train_state.results, strict=False)]  # "epoch" is the first
-    return dict(zip(run.columns, columns[1:], strict=False))
+            return False
+        return True
 
 
 def save_model(model: keras.Model, path: Path) -> None:
