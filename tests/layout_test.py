@@ -27,6 +27,7 @@ APP = (
     "training_fields",
     "config",
     "help",
+    "completion",
     "command_line",
     "continued",
     "models",

@@ -15,7 +15,7 @@ from typing import Any, NoReturn, cast
 from absl import flags, logging as absl_logging
 
 import towers
-from towers.app import fields
+from towers.app import completion, fields
 from towers.machine import places, signals
 from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
@@ -107,7 +107,8 @@ def help_text(introduction: str, group: str = "") -> str:
             *(f"{title}:\n{lines(listed)}" for title, listed in sections if listed),
             "Every command: --flagfile=FILE reads flags from a file, or a documented experiment by "
             "its\nname. --version prints the version. --verbosity=1 shows the messages of libraries, "
-            "and a\ntraceback with each error.",
+            "and a\ntraceback with each error. --completion prints a script by which bash and zsh "
+            'complete\nflags: eval "$(towers-train --completion)".',
         ]
     )
 
@@ -127,9 +128,12 @@ _PARSERS: dict[str, Callable[[], flags.ArgumentParser]] = {
 
 
 def parse_flags(argv: list[str], introduction: str = "") -> bool:
-    """Fills flags.FLAGS. For --help and --version, prints the text and returns False."""
+    """Fills flags.FLAGS. For --help, --version and --completion, prints the text and returns False."""
     if {"--version", "-version"} & set(argv[1:]):
         show(f"towers {towers.__version__}")
+        return False
+    if "--completion" in argv[1:]:
+        show(completion.script())
         return False
     group = asked_for(argv)
     if group is not None:
