@@ -105,6 +105,13 @@ def test_pages_help_and_messages_are_easy_to_read():
     assert plain_english.faults() == []
 
 
+def test_the_table_of_flags_is_the_one_that_the_command_has():
+    done = processes.run("docs/flag_table.py", "--print", cwd=ROOT, timeout=100)
+    assert done.returncode == 0 and len(done.stdout) > 10_000, done.stderr[-2000:]
+    page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    assert page.endswith(f"to the end of the page. -->\n{done.stdout}"), "run docs/flag_table.py"
+
+
 def test_the_reference_lists_every_public_name_once():
     page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
     listed = re.findall(r"^::: towers\.(\w+)$", page, re.MULTILINE)

@@ -52,7 +52,7 @@ def define_flags() -> None:
             None,
             f"A .keras file, or a run's directory for its best.keras: "
             f"{result}, for the test data, on all towers; train nothing. Data and "
-            "batch are those of the run in whose directory the file lies, unless "
+            "batch come from the run in whose directory the file lies, unless "
             "they are given.",
         )
     flags.DEFINE_string(

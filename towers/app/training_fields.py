@@ -125,9 +125,9 @@ class TrainingFields:
         None,
         choices.BATCH_NORM,
         "The examples that "
-        "BatchNormalization takes mean and variance of. synchronized, the default: the whole "
-        "batch. average and tower0: each tower's; the moving averages follow the average over the "
-        "towers, or tower 0.",
+        "BatchNormalization takes mean and variance of. synchronized: the whole batch. average "
+        "and tower0: each tower's; the moving averages follow the average over the towers, or "
+        "tower 0. Default: synchronized.",
     )
     freeze: str | None = text(
         None,
