@@ -26,6 +26,8 @@ def test_the_memory_is_the_most_of_a_gpu_or_of_the_process(monkeypatch):
         lambda device: {"current": 5, "peak": {"/gpu:0": 10, "/gpu:1": 30}[device]},
     )
     assert devices.peak_memory(["/gpu:0", "/gpu:1"]) == 30
+    monkeypatch.undo()
+    assert devices.peak_memory(["/gpu:9"]) > 2**26  # TensorFlow knows nothing of it
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,7 @@ def run_without_training(config: TrainConfig) -> None:
             f"--{name}" for name in flags.FLAGS if name in names and flags.FLAGS[name].present
         ]:
             out.warn(f"{', '.join(unused)}: no effect, because nothing is trained.")
-        path = flags.FLAGS.out and os.path.expanduser(str(flags.FLAGS.out))
+        path = flags.FLAGS.out and os.path.expanduser(flags.FLAGS.out)
         if flags.FLAGS.evaluate:
             evaluate_file(config, _model_file(), out, path)
         else:

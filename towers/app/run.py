@@ -280,8 +280,8 @@ def _train(
                 fault = NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
             else:
                 checkpointer.finish(state)
-    if config.confusion_matrix:
-        confusion_of_run(run, directory, out)
+        if config.confusion_matrix:
+            confusion_of_run(run, directory, out)
     has_final = files.has_final or not cluster.is_chief
     report.describe_end(run, state, lines.pace.run_seconds, out, has_final=has_final)
     if fault is not None:

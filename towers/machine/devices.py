@@ -7,6 +7,7 @@ import os
 import resource
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -98,9 +99,13 @@ def short_name(name: str) -> str:
 
 
 def peak_memory(devices: Sequence[str]) -> int:
-    """Returns the most bytes so far on any of these GPUs; on CPUs, in this process."""
-    if is_gpu(devices[0]):
-        return max(tf.config.experimental.get_memory_info(device)["peak"] for device in devices)
+    """Returns the most bytes so far on any of these GPUs; on CPUs, in this process.
+
+    Some allocators of GPUs do not count; then it is this process, too.
+    """
+    with suppress(ValueError, tf.errors.OpError):
+        if is_gpu(devices[0]):
+            return max(tf.config.experimental.get_memory_info(each)["peak"] for each in devices)
     most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return most if sys.platform == "darwin" else 1024 * most  # the unit differs
 

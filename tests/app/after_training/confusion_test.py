@@ -55,6 +55,10 @@ def test_a_run_and_the_evaluation_of_its_file_count_what_keras_predicts(capsys, 
         except ValueError as error:
             assert str(error).startswith("out (matrix.png) exists already")
     assert Path("matrix.png").exists() and len(drawn) == 2
+    Path("a_file").touch()
+    with pytest.raises(ValueError, match=r"^out \(a_file/m.png\) cannot be used: Not a directory"):
+        evaluate_file(TrainConfig(**data), Path("run/final.keras"), out, "a_file/m.png")
+    del drawn[2:]
     for found in drawn:
         np.testing.assert_array_equal(found, counts)
 

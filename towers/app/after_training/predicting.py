@@ -27,7 +27,7 @@ from towers.app.training.task import PYTHON, load_either
 from towers.machine.devices import place_towers
 from towers.machine.words import counted, printable
 from towers.parallel.parallel_model import parallel_on
-from towers.resume.run_dir import write_atomically
+from towers.resume.run_dir import explained, write_atomically
 from towers.resume.source import InputOptions
 from towers.step.exchange import towers_of
 from towers.step.sharding import rows_of_towers
@@ -67,10 +67,8 @@ def evaluate_file(
     seconds = format_seconds(time.perf_counter() - began)
     out.line(labelled("Evaluate", f"{values} | {counted(count, 'example')} in {seconds}"))
     if path is not None and join_workers().is_chief:
-        try:
+        with explained(path, "out"):
             confusion.show(counts, Path(path), class_names(file), out)
-        except OSError as error:
-            raise ValueError(f"out ({path}) cannot be written: {error.strerror}.") from error
     _export(config, file, dataset, out)
     return logs
 

@@ -25,8 +25,8 @@ def draw_augmented(run: Run, directory: Path, warn: Callable[[str], None]) -> No
         return
     with charts.or_warning(FILE, warn):
         rows = list(versions(run.train, run.config.seed))
-        title = f"--augment={run.config.augment}"
-        with charts.figure_file(path, 8.0, 1.1 * len(rows) + 0.5, title) as figure:
+        height = 1.1 * len(rows) + 0.5
+        with charts.figure_file(path, 8.0, height, f"--augment={run.config.augment}") as figure:
             grid = figure.subplots(len(rows), 1 + _EPOCHS, squeeze=False)
             for images, all_axes in zip(rows, grid, strict=True):
                 low, high = images[0].min(), images[0].max()

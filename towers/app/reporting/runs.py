@@ -11,8 +11,6 @@ from towers.machine import files
 from towers.machine.words import aligned, printable
 from towers.resume import checkpoints, run_dir
 
-_HEADER = ("run", "model", "epochs", "steps", "best", "state", "last written")
-
 
 def list_runs(directory: Path) -> list[str]:
     """Returns a table with a line for each run in `directory`; the newest run is the last."""
@@ -31,11 +29,11 @@ def list_runs(directory: Path) -> list[str]:
             cells = ["", "", "", "", "unreadable"]
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(written))
         rows.append([printable(cell) for cell in (path, *cells, when)])
-    return aligned([_HEADER, *rows])
+    return aligned([("run", "model", "epochs", "steps", "best", "state", "last written"), *rows])
 
 
 def _describe(path: Path) -> list[str]:
-    """Returns the model, the epochs, the updates, the best value of the monitor, and the state of a run."""
+    """Returns a run's model, epochs, updates, best value of the monitor, and state."""
     config = TrainConfig.from_json(run_dir.read_config(path) or "")
     position: dict[str, Any] = {"epoch": 0, "step": 0}
     folder = path / run_dir.CHECKPOINTS
@@ -59,7 +57,7 @@ def _state(folder: Path, step: int) -> str:
     try:
         with files.open_to_read(folder / run_dir.LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        is_complete = files.read_text(folder / run_dir.COMPLETE).strip() == str(step)
+        is_complete = int(files.read_text(folder / run_dir.COMPLETE)) == step
     except BlockingIOError:
         return "running"
     except FileNotFoundError:
