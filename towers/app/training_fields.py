@@ -62,8 +62,8 @@ class TrainingFields:
     )
     fast_dev_run: bool = switch(
         False,
-        "Tries every part of a run in a minute: two updates, two batches of validation, a "
-        "checkpoint, final.keras, and an export, by default into the run's directory.",
+        "Tries every part of a run: two updates, two batches of validation, a checkpoint, "
+        "final.keras, and an export, by default into the run's directory. Off by default.",
         Role.LIMIT,
     )
     optimizer: str | None = text(

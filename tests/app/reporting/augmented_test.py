@@ -40,7 +40,12 @@ def test_each_version_is_an_example_of_that_epoch(name):
 
 
 def small(**values):
-    task = {"model": "cnn", "dataset": f"{__name__}:digits", "max_steps": 1, "run_dir": "run"}
+    task = {
+        "model": "tests.loading:model",
+        "dataset": f"{__name__}:digits",
+        "max_steps": 1,
+        "run_dir": "run",
+    }
     return config(**{**task, "augment": "crop_flip", **values})
 
 
