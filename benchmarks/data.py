@@ -71,10 +71,11 @@ def make_batches(reader: str, images: Images) -> Iterable:
     """Returns the batches of an epoch; all readers convert uint8 to float32 in [0, 1]."""
     import tensorflow as tf
 
-    from towers.app.datasets.batches import load_examples, shuffled_batches
+    from towers.app.datasets.batches import load_examples
+    from towers.resume.epoch import Epoch
     from towers.app.datasets.random_access import split_of
     from towers.app.datasets.tf_data import Streamed
-    from towers.resume.source import InputOptions
+    from towers.app.config import TrainConfig
 
     count = len(images)
     spec = (tf.TensorSpec(SHAPE, tf.uint8), tf.TensorSpec([], tf.int32))
@@ -97,8 +98,8 @@ def make_batches(reader: str, images: Images) -> Iterable:
         if reader == "streamed"
         else split_of(images, name, 10, custom_loss=False)[0]
     )
-    options = InputOptions(data_workers=2 if reader == "processes" else 0, shuffle_buffer=1000)
-    return shuffled_batches(load_examples(split, options), BATCH_SIZE, 0, 0)
+    options = TrainConfig(data_workers=2 if reader == "processes" else 0, shuffle_buffer=1000)
+    return load_examples(split, options).batches(Epoch(BATCH_SIZE, 0, 0))
 
 
 def measure(reader: str, path: str, seconds: float) -> dict[str, float]:

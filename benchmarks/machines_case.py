@@ -18,7 +18,8 @@ import towers
 from benchmarks.contender import make_dataset, make_step
 from benchmarks.machine import peak_memory_mb
 from benchmarks.workloads import WORKLOADS
-from towers.app.datasets.batches import load_examples, shuffled_batches
+from towers.app.datasets.batches import load_examples
+from towers.resume.epoch import Epoch
 from towers.app.datasets.image_folder import ImageFiles
 from towers.step.exchange import towers_of
 from towers.step.sharding import rows_of_towers
@@ -140,7 +141,7 @@ def measure_input(folder: str, rounds: int) -> dict[str, Any]:
             workers.barrier()
             start = time.perf_counter()
             rows = own if way == "own" else None
-            for batch in shuffled_batches(examples, BATCH_SIZE, 0, index, rows=rows):
+            for batch in examples.batches(Epoch(BATCH_SIZE, 0, index, rows=rows)):
                 del batch
             found[way].append(1e3 * (time.perf_counter() - start) / NUM_BATCHES)
     return {**found, "calls": NUM_BATCHES, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}

@@ -10,7 +10,8 @@ import pytest
 import towers
 from tests.app.run_test import NUM_CLASSES, config, measured, small_data, small_model
 from towers.app.config import TrainConfig
-from towers.app.datasets.batches import load_examples, shuffled_batches
+from towers.app.datasets.batches import load_examples
+from towers.resume.epoch import Epoch
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 schedules = keras.optimizers.schedules
@@ -46,7 +47,7 @@ def by_keras(
     losses = {"loss": [], "val_loss": []}
     for epoch in range(EPOCHS):
         total = 0.0
-        for x, y in shuffled_batches(examples, BATCH, 0, epoch):
+        for x, y in examples.batches(Epoch(BATCH, 0, epoch)):
             model.reset_metrics()
             total += model.train_on_batch(x, np.asarray(y), class_weight=class_weight) * len(y)
         losses["loss"].append(total / 50)

@@ -18,7 +18,8 @@ from tests import processes
 from tests.bits import bits
 from tests.parallel.fits import STEPS, Fits, Interrupt, rows
 from tests.resume import loaders
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints, directories
 
 pytestmark = pytest.mark.usefixtures("without_charts")
 C, L = keras.callbacks, keras.layers
@@ -451,7 +452,7 @@ def test_an_edited_script_is_an_error_that_names_the_difference(
 
 
 def test_a_directory_in_use_is_an_error(entry, begun):
-    with run_dir.locked(begun(entry)):
+    with directories.locked(begun(entry)):
         with pytest.raises(ValueError, match=f"is in use: process {os.getpid()}"):
             entry.run(begun(entry))
 

@@ -21,6 +21,8 @@ BESIDE = {"workers": ("machine",)}  # further folders that a folder may import
 # The folders and modules of app/, in such an order, too. The library imports none of them.
 APP = (
     "named",
+    "monitor",
+    "run_dir",
     "class_weight",
     "fields",
     "machine_fields",

@@ -19,7 +19,8 @@ from towers.app.config import TrainConfig
 from towers.app.continued import continued_config
 from towers.app.datasets import image_folder
 from towers.app.sweep import table
-from towers.resume import run_dir
+from towers.app import run_dir
+from towers.resume import directories
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -107,8 +108,8 @@ OPENERS = {  # by the file that they open
     "classes.json": [lambda: class_names(Path("run/best.keras"))],
     "best.keras": [lambda: find_file("run", "evaluate")],
     "sweep.csv": [lambda: table.read_table(Path("run/sweep.csv"))],
-    "checkpoints/lock": [lambda: run_dir.locked(Path("run")).__enter__()],
-    "checkpoints": [lambda: run_dir.locked(Path("run")).__enter__()],
+    "checkpoints/lock": [lambda: directories.locked(Path("run")).__enter__()],
+    "checkpoints": [lambda: directories.locked(Path("run")).__enter__()],
 }
 
 
@@ -160,7 +161,7 @@ def test_no_link_can_wait_for_a_temporary_file(tmp_path):
     """Its name cannot be guessed; a process' number could."""
     names = []
     for _ in range(2):
-        run_dir.write_atomically(
+        directories.write_atomically(
             tmp_path / "a.json", lambda path: (names.append(path.name), path.write_text(""))
         )
     assert names[0] != names[1] and not any(str(os.getpid()) in n.split(".") for n in names)
@@ -219,12 +220,13 @@ OPENED_ELSEWHERE = {  # each file of towers that opens a path itself, and why it
     "machine/terminal.py": "/dev/null",
     "app/command_line.py": "/dev/null",
     "app/reporting/report.py": "/dev/null",
+    "app/run_dir.py": "a URL's file up to a bound",
     "app/datasets/dataset.py": "the system's control groups",
     "app/datasets/image_folder.py": "objects that `files` has opened",
     "app/after_training/predicting.py": "a new file, and a member of it",
     "app/sweep/run_cells.py": "the directory that the user names, to lock it",
     "resume/checkpoints.py": "a new file",
-    "resume/run_dir.py": "a written file, to flush it, and a URL's file up to a bound",
+    "resume/directories.py": "a written file, to flush it",
     "resume/snapshot.py": "the file of the user's CSVLogger",
 }
 OPENING = {"open", "read_text", "read_bytes", "GFile", "read_file", "memmap", "fromfile"}

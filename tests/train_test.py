@@ -18,7 +18,8 @@ from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
 from towers import digest
 from towers.app.config import TrainConfig
 from towers.machine.places import LostDirectoryError
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints
 
 ROOT = Path(__file__).parent.parent
 TRAIN, SWEEP = ROOT / "train.py", ROOT / "sweep.py"

@@ -22,7 +22,8 @@ from tests.resuming import (
     uninterrupted,
 )
 from towers.app.after_training.model_files import file_config
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints, directories
 from towers.app import continued, fields
 from towers.app.fields import Holds
 from towers.app.continued import continued_config, identity
@@ -60,7 +61,7 @@ def test_a_killed_run_resumes_on_any_devices_and_saves_at_a_signal_to_the_same_b
         assert any(name.endswith("checkpoints/lock") for name in descriptors)
         assert not any(name.startswith("socket:") for name in descriptors)
         with pytest.raises(ValueError, match=f"is in use: process {first.pid} trains there. Wait"):
-            with run_dir.locked(tmp_path / "run"):
+            with directories.locked(tmp_path / "run"):
                 pytest.fail("two processes")
     finally:
         first.kill()

@@ -12,11 +12,12 @@ from towers.app.reporting.progress import Pace
 from towers.app.training.build import build
 from towers.app.training.loaded import put_in_place
 from towers.machine.signals import Pending, StopRequested
-from towers.resume import run_dir
+from towers.app import run_dir
+from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.train_state import Monitor, TrainState
+from towers.app.monitor import Monitor
+from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
-from towers.workers import watch
 
 TEST = ["test_begin", *2 * ["test_batch_begin", "test_batch_end"], "test_end"]  # 20 = 16 + 4
 STEP = ["train_batch_begin", "train_batch_end"]
@@ -85,15 +86,14 @@ def _run():
 def _loop_of(tmp_path):
     def make(run, *callbacks, state=None, pending=None, every=None):
         notes = Notes(run, tmp_path, every)
-        loop = Loop(
-            run,
+        after = AfterStep(
+            run.step.model,
             TrainState() if state is None else state,
             notes,
             Pending() if pending is None else pending,
-            Silent(),
-            [],
-            callbacks,
+            run.workers,
         )
+        loop = Loop(run, after, Silent(), [], callbacks)
         return loop, notes
 
     return make
@@ -203,36 +203,6 @@ def test_a_signal_waits_for_the_end_of_a_step_and_the_run_is_saved(run, loop_of,
     assert loop.stop() == (step, True) and notes.saved[-1] == step
     notes.is_written = False
     assert loop.stop() == (step, False)
-
-
-class Agreement:
-    """The workers' agreement; a signal comes to this worker in the middle of the first."""
-
-    is_chief = True
-
-    def __init__(self, pending):
-        self._pending, self._calls = pending, 0
-
-    def all_reduce_max(self, *values):
-        self._calls += 1
-        if self._calls == 1:
-            self._pending.receive(15, None)
-        return values
-
-    def check_same(self, what, phase):
-        """Nobody else differs."""
-        assert phase == watch.EPOCH
-
-    def barrier(self):
-        """Nobody else ends."""
-
-
-def test_a_signal_that_comes_while_workers_agree_is_obeyed_when_all_know_of_it(run, loop_of):
-    pending, state = Pending(), TrainState()
-    agreeing = run._replace(workers=Agreement(pending))
-    with pytest.raises(StopRequested):
-        loop_of(agreeing, state=state, pending=pending)[0].train()
-    assert (state.step, pending.number) == (2, 15)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import towers
 from tests.app import run_test
 from tests.app.run_test import config
 from tests.resuming import RUN, interrupted
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints, directories
 from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
 
@@ -70,7 +71,7 @@ def copied(stopped):
 
 def files():
     return {
-        str(p): p.read_bytes() for p in RUN.rglob("*") if p.is_file() and p.name != run_dir.LOCK
+        str(p): p.read_bytes() for p in RUN.rglob("*") if p.is_file() and p.name != directories.LOCK
     }
 
 

@@ -15,7 +15,8 @@ from towers.app.config import TrainConfig
 from towers.app.training.build import build
 from towers.divide.facts import OWN
 from towers.divide.rule import RULES
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints
 from towers.step.errors import NonFiniteError
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")

@@ -24,13 +24,14 @@ import towers
 towers.logical_cpus({DEVICES}, num_towers={TOWERS})
 
 from tests import resuming
-from towers.app.datasets.batches import load_examples, shuffled_batches
+from towers.app.datasets.batches import load_examples
+from towers.resume.epoch import Epoch
 
 train, _ = resuming.data()
 examples = load_examples(train)
 batches = [
     batch for epoch in range({EPOCHS})
-    for batch in shuffled_batches(examples, {BATCH}, {SEED}, epoch)
+    for batch in examples.batches(Epoch({BATCH}, {SEED}, epoch))
 ]
 loss = "sparse_categorical_crossentropy"
 keras.utils.set_random_seed({SEED})

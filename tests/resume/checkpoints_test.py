@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests import processes
-from towers.resume import checkpoints, run_dir
+from towers.resume import checkpoints, directories
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.checkpoints import ARRAYS, MANIFEST, Checkpoint, DamagedError
 from towers.resume.train_state import TrainState
@@ -97,7 +97,7 @@ DAMAGES = {
         "arrays.bin cannot be read: it is a symbolic link",
     ),
     "a linked checkpoint": (
-        lambda p: (run_dir.remove(p), p.symlink_to(p.parent.parent / "elsewhere")),
+        lambda p: (directories.remove(p), p.symlink_to(p.parent.parent / "elsewhere")),
         "the directory cannot be read: it is a symbolic link",
     ),
     "an endless manifest": (
@@ -193,7 +193,7 @@ def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
 @pytest.fixture(name="folder")
 def _folder(tmp_path):
     """The checkpoints of tmp_path."""
-    folder = tmp_path / run_dir.CHECKPOINTS
+    folder = tmp_path / directories.CHECKPOINTS
     folder.mkdir()
     return folder
 

@@ -19,7 +19,7 @@ from tests.app.run_test import config
 from tests.resuming import outcome, train
 from towers.app import command_line
 from towers.machine import places
-from towers.resume import remote_dir, run_dir
+from towers.resume import directories, remote_dir
 
 pytestmark = pytest.mark.usefixtures("without_charts")
 S3, MEMORY = "s3://bucket/run", "memory://run"
@@ -183,7 +183,7 @@ def test_names_of_remote_files_lead_out_of_no_copy(memory, tmp_path):
     mirror = remote_dir.Mirror(MEMORY, "run_dir", tmp_path / "parent")
     names = ["config.json", "checkpoints/epoch-0-step-1/manifest.json"]
     for name in [*names, "../../epoch-0-step-2/manifest.json", "../other.json", "a/../../b.json"]:
-        run_dir.open_remote(MEMORY).pipe_file(name, b"{}")
+        directories.open_remote(MEMORY).pipe_file(name, b"{}")
     found = mirror.names()
     assert not any(".." in name for name in found) and set(names) <= {*found}
     mirror.download(found)

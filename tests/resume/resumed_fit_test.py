@@ -179,7 +179,7 @@ def test_a_fit_restores_a_loss_scale_and_averaged_weights(float64, tmp_path):
     assert fit_fresh(make, tmp_path) == whole
 
 
-def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp_path):
+def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp_path, capsys):
     """Three epochs of 40 batches are done; reading them again takes as long as it takes."""
     read = []
 
@@ -200,7 +200,7 @@ def test_a_signal_ends_the_reading_of_what_is_done_and_so_does_its_end(fits, tmp
     read.clear()
     with pytest.raises(KeyboardInterrupt):
         fit(batches(1000, at=20), 4)
-    assert len(read) < 100
+    assert len(read) < 100 and "saved at step 120: the same script" in capsys.readouterr().out
     with pytest.raises(ValueError, match="^x ends after 90 batches"):
         fit(batches(90), 4)
 

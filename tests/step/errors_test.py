@@ -203,13 +203,14 @@ def roots(input_shape, num_classes):
 
 def root_data():
     """50 examples; the 21st in the first epoch's order, in step 2, has a negative number."""
-    from towers.app.datasets.batches import load_examples, shuffled_batches
+    from towers.app.datasets.batches import load_examples
+    from towers.resume.epoch import Epoch
 
     generator = np.random.default_rng(0)
     x = generator.uniform(1, 2, (70, 3)).astype("float32")
     y = generator.integers(0, 3, 70)
     numbers = load_examples((np.arange(50), np.arange(50)))
-    order = [int(i) for b, _ in shuffled_batches(numbers, 16, seed=0, epoch=0) for i in b]
+    order = [int(i) for b, _ in numbers.batches(Epoch(16, seed=0, number=0)) for i in b]
     x[order[20]] = -1
     return (x[:50], y[:50]), (x[50:], y[50:])
 

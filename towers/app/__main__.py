@@ -22,7 +22,7 @@ from towers.app.config import TrainConfig
 from towers.app.continued import resolve_config
 from towers.app.reporting.runs import list_runs
 from towers.machine import terminal
-from towers.resume import run_dir
+from towers.app import run_dir
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # flags defined here count as the command's, for --help

@@ -5,7 +5,7 @@ import os
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from towers.resume import run_dir
+from towers.app import run_dir
 from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role, code_names
 from towers.app.machine_fields import AUTO

@@ -13,24 +13,19 @@ The writers of the run's files are Keras callbacks, like the user's callbacks.
 
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.app.datasets.batches import ordered_batches, shuffled_batches
 from towers.app.reporting.progress import ProgressLines
 from towers.app.training.build import Run
 from towers.app.training.loaded import put_in_place
-from towers.app.training.several_workers import agreed_signal
 from towers.app.training_fields import FAST_STEPS
 from towers.machine import hang, callback_internals
-from towers.machine.signals import Pending
 from towers.parallel.fresh_copies import are_trusted
-from towers.resume.checkpointer import Checkpointer
-from towers.resume.source import Epoch
-from towers.resume.train_state import TrainState
+from towers.resume.after_step import AfterStep
+from towers.resume.epoch import Epoch
 from towers.step.errors import NonFiniteError, values_explained
 from towers.step.prefetch import prefetched
 from towers.step.state import digest
@@ -38,104 +33,112 @@ from towers.workers.watch import EPOCH
 
 
 class Loop:
-    """Trains the remaining epochs of a run, from the position `state`, which it moves.
+    """Trains the remaining epochs of a run, from the position in `after`, which it moves.
 
-    `pending` holds a signal until the end of a step. `lines` and `files` write to the terminal and
-    to the run's directory, before the user's `callbacks`.
+    `lines` and `files` write to the terminal and to the run's directory, before the user's
+    `callbacks`.
+
+    The law of the loop: step s ends before the batch of step s + 1 is drawn. Its update, its
+    callbacks and its checkpoint come first, and so does validation at the end of an epoch.
+    Validation and the checkpoint then see the weights after s updates. A run that resumes from the
+    checkpoint draws the batch of step s + 1, as this run does.
     """
 
     def __init__(
         self,
         run: Run,
-        state: TrainState,
-        checkpointer: Checkpointer,
-        pending: Pending,
+        after: AfterStep,
         lines: ProgressLines,
         files: Sequence[keras.callbacks.Callback],
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
-        self._run, self._state, self._checkpointer = run, state, checkpointer
-        self._pending, self._lines = pending, lines
-        self._files, self._callbacks = list(files), list(callbacks)
+        self._run, self._after, self._state = run, after, after.state
+        self._lines, self._files, self._callbacks = lines, list(files), list(callbacks)
         self._are_trusted = are_trusted(self._callbacks, run.step.strategy)
-        self._has_begun = self._ends_in_mid_epoch = False
+        self._has_begun = False
 
     def train(self) -> None:
         """Trains until all steps are done, or a callback sets `model.stop_training`."""
-        run, state, model, pace = self._run, self._state, self._run.step.model, self._lines.pace
-        agreed = partial(agreed_signal, run.workers, self._pending, model, state)
+        run, state, model = self._run, self._state, self._run.step.model
         logs: dict[str, float] = {}
         self._begin()
         model.stop_training = state.is_stopped(run.config.early_stopping)
         while state.epoch_step > 0 or state.step < run.num_steps and not model.stop_training:
-            run.step.strategy.trust(False)
-            if state.epoch_step == 0:
-                self._tell("on_epoch_begin", state.epoch)
-                run.step.reset_metrics()
-            place: dict[str, object] = {"epoch": state.epoch, "step": state.epoch_step}
-            if run.step.own_rows is not None:  # no worker sees all examples of a batch
-                epoch = Epoch(run.batch_size, seed=run.config.seed, number=state.epoch)
-                place["the order of the examples"] = epoch.digest(run.train.num_examples)[:16]
-            run.workers.check_same(place, EPOCH)
-            pace.start_epoch()
-            batches = shuffled_batches(
-                run.train,
-                run.batch_size,
-                run.config.seed,
-                state.epoch,
-                state.epoch_step,
-                run.step.own_rows,
-            )
-            count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
-            # As in Keras, a stop in mid-epoch leaves only validation; before an epoch, one step.
-            left = 0 if model.stop_training and state.epoch_step > 0 else count - state.epoch_step
-            for _, batch in zip(range(left), prefetched(run.step, batches), strict=False):
-                self._tell("on_train_batch_begin", state.epoch_step)
-                state.in_step = True
-                try:
-                    with values_explained(f"step {state.step + 1:,}"):
-                        means = run.step.train_batch(**batch._asdict())
-                except NonFiniteError:  # every worker raises it
-                    state.in_step = False  # no variable has changed
-                    run.workers.barrier()
-                    raise
-                state.add_step(means)
-                pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
-                self._tell("on_train_batch_end", state.epoch_step - 1, means)
-                signal = agreed()
-                if model.stop_training:
-                    break
-                self._pending.obey(signal)
-                is_due = self._checkpointer.is_due(state.step, state.step - 1)
-                if is_due and state.epoch_step < count:
-                    self._save()
-
-            run.step.strategy.trust(False)
-            logs = {name: float(value) for name, value in state.logs.items()}
-            self._lines.end_steps()
-            if state.epoch_step < run.steps_an_epoch:  # a larger --max_steps continues from here
-                state.stopped = bool(model.stop_training)
-                self._save()
-                self._ends_in_mid_epoch = True
-            if run.test is not None:
-                values = evaluate(run, self._tell, lambda: self._pending.obey(agreed()))
-                logs |= {f"val_{name}": value for name, value in values.items()}
-
-            speed = [pace.epoch_seconds, pace.examples_per_second]
-            row = [state.epoch + 1, *(logs[name] for name in run.columns), *speed, digest(model)]
-            state.end_epoch(row, logs, run.monitor)
-            self._tell("on_epoch_end", state.epoch - 1, logs)
-            state.stopped = bool(model.stop_training)
-            state.take_history(model.history)
-            self._save()
-            signal = agreed()
+            self._train_epoch()
+            logs = self._end_epoch()
             model.stop_training = state.is_stopped(run.config.early_stopping)
-            self._pending.obey(signal)
-        self._save()
+        self._after.save()
         # As in Keras, final.keras holds an optimizer's averages; the checkpoint holds the weights.
         callback_internals.finalize_averages(self._callbacks)
         run.step.optimizer.finalize_variable_values(model.trainable_variables)
         self._tell("on_train_end", logs)
+
+    def _train_epoch(self) -> None:
+        """Makes the updates that are left of the epoch under way, or fewer if a callback stops."""
+        run, state, model, pace = self._run, self._state, self._run.step.model, self._lines.pace
+        run.step.strategy.trust(False)
+        if state.epoch_step == 0:
+            self._tell("on_epoch_begin", state.epoch)
+            run.step.reset_metrics()
+        epoch = Epoch(
+            run.batch_size, run.config.seed, state.epoch, state.epoch_step, run.step.own_rows
+        )
+        self._check_same_place(epoch)
+        pace.start_epoch()
+        count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
+        # As in Keras, a stop in mid-epoch leaves only validation; before an epoch, one step.
+        left = 0 if model.stop_training and state.epoch_step > 0 else count - state.epoch_step
+        for _, batch in zip(
+            range(left), prefetched(run.step, run.train.batches(epoch)), strict=False
+        ):
+            self._update(batch)
+            self._after.end_step(state.step - 1, saves=state.epoch_step < count)
+            if model.stop_training:
+                break
+        run.step.strategy.trust(False)
+        self._lines.end_steps()
+
+    def _check_same_place(self, epoch: Epoch) -> None:
+        """Raises ValueError if workers are at different steps, or order the examples differently."""
+        run = self._run
+        place: dict[str, object] = {"epoch": epoch.number, "step": epoch.start_step}
+        if epoch.rows is not None:  # no worker sees all examples of a batch
+            place["the order of the examples"] = epoch.digest(run.train.num_examples)[:16]
+        run.workers.check_same(place, EPOCH)
+
+    def _update(self, batch: Any) -> None:
+        """Makes one update, between the callbacks' hooks, and moves the position."""
+        run, state = self._run, self._state
+        self._tell("on_train_batch_begin", state.epoch_step)
+        state.in_step = True
+        try:
+            with values_explained(f"step {state.step + 1:,}"):
+                means = run.step.train_batch(**batch._asdict())
+        except NonFiniteError:  # every worker raises it
+            state.in_step = False  # no variable has changed
+            run.workers.barrier()
+            raise
+        state.add_step(means)
+        self._lines.pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
+        self._tell("on_train_batch_end", state.epoch_step - 1, means)
+
+    def _end_epoch(self) -> dict[str, float]:
+        """Validates, completes the epoch and saves; returns the epoch's means by column."""
+        run, state, pace = self._run, self._state, self._lines.pace
+        logs = {name: float(value) for name, value in state.logs.items()}
+        if state.epoch_step < run.steps_an_epoch:  # a larger --max_steps continues from here
+            self._after.save()
+            self._after.is_cut = True
+        if run.test is not None:
+            values = evaluate(run, self._tell, self._after.obey)
+            logs |= {f"val_{name}": value for name, value in values.items()}
+        speed = [pace.epoch_seconds, pace.examples_per_second]
+        means = [logs[name] for name in run.columns]
+        row = [state.epoch + 1, *means, *speed, digest(run.step.model)]
+        state.end_epoch(row, logs, run.monitor.score(logs))
+        self._tell("on_epoch_end", state.epoch - 1, logs)
+        self._after.end_epoch()
+        return logs
 
     def stop(self) -> tuple[int, bool] | None:
         """Saves a checkpoint after an exception, unless an update had begun and not ended.
@@ -144,9 +147,9 @@ class Loop:
         """
         is_consistent = self._has_begun and not self._state.in_step
         if is_consistent:
-            self._save(is_last=True)
-        is_saved = self._checkpointer.wait() and is_consistent
-        step = self._checkpointer.newest_step()
+            self._after.save(is_last=True)
+        is_saved = self._after.checkpointer.wait() and is_consistent
+        step = self._after.checkpointer.newest_step()
         return None if step is None else (step, is_saved)
 
     def _begin(self) -> None:
@@ -165,7 +168,7 @@ class Loop:
         state.give_history(model.history)
         if state.epoch_step > 0:  # the checkpoint then restores its effects, such as a rate
             self._tell("on_epoch_begin", state.epoch)
-        put_in_place(run, state, self._checkpointer)
+        put_in_place(run, state, self._after.checkpointer)
         self._has_begun = True
 
     def _tell(self, moment: str, *arguments: Any) -> None:
@@ -176,10 +179,6 @@ class Loop:
                 getattr(self._hooks, moment)(*arguments)
         if moment.endswith("_batch_end"):
             self._run.step.strategy.trust(self._are_trusted)
-
-    def _save(self, is_last: bool = False) -> None:
-        if not self._ends_in_mid_epoch:
-            self._checkpointer.save(self._state, is_last)
 
 
 def evaluate(
@@ -192,7 +191,7 @@ def evaluate(
     tell("on_test_begin")
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
-    batches = ordered_batches(run.test, run.batch_size, run.step.own_rows)
+    batches = run.test.batches(Epoch(run.batch_size, rows=run.step.own_rows))
     steps = range(FAST_STEPS) if run.config.fast_dev_run else itertools.count()
     for i, batch in zip(steps, prefetched(run.step, batches), strict=False):
         check()

@@ -34,14 +34,17 @@ from towers.machine.argument_names import names_checked
 from towers.machine.devices import placement
 from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
-from towers.resume import remote_dir, run_dir
+from towers.app import run_dir
+from towers.resume import directories, remote_dir
+from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.remote_dir import Mirror
-from towers.resume.run_dir import is_remote
+from towers.resume.directories import is_remote
 from towers.resume.snapshot import compared
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 from towers.workers import watch, workers
+from towers.workers.cluster import Cluster
 from towers.workers.written_files import check_writers
 
 
@@ -85,24 +88,11 @@ def train(
     begun = places.here()  # data, layers and callbacks may move the process
     cluster = workers.join_workers()
     watch.set_timeout(config.worker_timeout)
-    if config.tensorboard and find_spec("tensorboard") is None:
-        raise ValueError(
-            "`tensorboard` needs the package tensorboard. Install it with: "
-            "pip install 'tf-towers[tensorboard]'"
-        )
     objects = UserObjects(model, train, test)
     if config.resume == AUTO or config.resume is not None and config.run_dir is None:
         config = resolve_config(config.given())
     config = objects.named_in(config)
-    if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
-        run_dir.check(config.run_dir)
-    export.check(config.export)
-    for name in ("plan", "profile"):
-        if getattr(config, name) and cluster.num_workers > 1:
-            raise ValueError(
-                f"{name}=True works with one worker, and the environment names "
-                f"{cluster.num_workers}. Unset TF_CONFIG for it."
-            )
+    _check_environment(config, cluster)
     if config.deterministic:  # before the first kernel, and the first random number
         keras.utils.set_random_seed(config.seed)
         tf.config.experimental.enable_op_determinism()
@@ -115,8 +105,10 @@ def train(
             stack.enter_context(out.show_warnings())
         url = config.run_dir if cluster.is_chief and not config.plan else None
         mirror = stack.enter_context(
-            remote_dir.mirrored(url, out.warn, is_new=config.resume is None)
+            remote_dir.mirrored(url, out.warn, resume=config.resume is not None)
         )
+        if mirror is not None and mirror.found and config.resume is None:
+            raise run_dir.not_empty(mirror.url, run_dir.CONFIG in mirror.found)
         with failures_explained(config):
             run = build(config, objects)
             all_callbacks = load_callbacks(config.callbacks, callbacks)
@@ -127,7 +119,28 @@ def train(
         return _run(run, all_callbacks, out, begun, captured, mirror)
 
 
-def _run(  # noqa: C901
+def _check_environment(config: TrainConfig, cluster: Cluster) -> None:
+    """Raises ValueError for what the packages, files and workers of this machine do not allow.
+
+    It is called before the data are read, which may take minutes.
+    """
+    if config.tensorboard and find_spec("tensorboard") is None:
+        raise ValueError(
+            "`tensorboard` needs the package tensorboard. Install it with: "
+            "pip install 'tf-towers[tensorboard]'"
+        )
+    if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
+        run_dir.check(config.run_dir)
+    export.check(config.export)
+    for name in ("plan", "profile"):
+        if getattr(config, name) and cluster.num_workers > 1:
+            raise ValueError(
+                f"{name}=True works with one worker, and the environment names "
+                f"{cluster.num_workers}. Unset TF_CONFIG for it."
+            )
+
+
+def _run(
     run: Run,
     callbacks: Sequence[keras.callbacks.Callback],
     out: Report,
@@ -137,46 +150,29 @@ def _run(  # noqa: C901
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers
+    # Errors of the model and the data come before there is a directory.
     check_writers(cluster, callbacks)
     unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else ""
     data = several_workers.check_same(run)
     verification = None
-    if config.verify_gradients and not config.profile:  # before there is a directory
+    if config.verify_gradients and not config.profile:
         with failures_explained(config, Path(os.devnull)):
             verification = verified(run)
-    made = mirror.copy if mirror else Path(config.resume or "")  # other workers get the chief's
-    if cluster.is_chief and config.resume is None:
-        name = "-".join(dict.fromkeys([config.model, config.dataset]))
-        place = str(mirror.copy) if mirror else config.run_dir
-        made = run_dir.create(place, name, config.to_json(), begun)
-    directory = several_workers.shared_directory(run, made, begun)
+    directory = _make_directory(run, begun, mirror)
     log, shown = directory / several_workers.log_name(cluster), mirror.url if mirror else directory
     checkpointer = Checkpointer(
-        directory, run.workers, out.warn, every=config.checkpoint_every, mirror=mirror
+        directory, cluster, out.warn, every=config.checkpoint_every, mirror=mirror
     )
     # Only a script's compiled optimizer is compared; config.json has all others and schedules.
     is_own = run.custom_loss and not config.has_schedule
-    for folder in (run_files.FOLDER, run_dir.PROFILE):  # TensorFlow writes into them
-        with run_dir.explained(directory):
-            files.check_tree(directory / folder)
     with (
-        run_dir.locked(directory) if cluster.is_chief else nullcontext(),
+        directories.locked(directory) if cluster.is_chief else nullcontext(),
         failures_explained(config, log),
         closing(checkpointer),
         compared({"optimizer": run.step.optimizer} if is_own else {}) as options,
     ):
         state = load_newest(run, checkpointer, callbacks, data, options)
-        if checkpointer.found is None:  # its values are not in a checkpoint
-            if config.init_from is not None and not (begun / config.init_from).is_file():
-                raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
-        if state.step > run.num_steps:
-            name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
-            name = "fast_dev_run" if config.fast_dev_run else name
-            done = report.amount(state.step, run.steps_an_epoch)
-            raise ValueError(
-                f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, "
-                "and is left as it is. Give a larger one, or leave it out to continue as before."
-            )
+        _check_position(run, state, begun, is_new=checkpointer.found is None)
         out.log = log
         if captured is not None:
             with suppress(OSError):  # the report warns about it when it writes its next line
@@ -199,31 +195,72 @@ def _run(  # noqa: C901
         is_over = state.step >= run.num_steps or state.is_stopped(config.early_stopping)
         model: keras.Model | Path = run.step.model
         if config.epochs == 0:
-            if run.test is None:
-                raise ValueError("epochs=0 evaluates on test examples: give `test`.")
-            values = evaluate(run)
-            logs = {f"val_{name}": values[name] for name in run.metrics}
-            out.line(format_values(logs))
-            out.line("Done: evaluated, not trained (--epochs=0)")
-            history = {name: [value] for name, value in logs.items()}
+            history = _evaluate(run, out)
         elif is_over and checkpointer.finished_step == state.step:
             report.describe_complete(run, state, out)
             history, model = state.history, directory / run_dir.FINAL
-            with run_dir.explained(directory):
+            with directories.explained(directory):
                 files.check_link(model)
         else:
             _train(run, state, partial(resume_words, config, shown), out, callbacks, checkpointer)
             history = run.step.model.history.history
-        run.workers.barrier()
-        exported = config.export
-        if config.fast_dev_run and not (directory / run_dir.EXPORT).exists():
-            exported = exported or str(directory / run_dir.EXPORT)
-        if exported is not None and cluster.is_chief:
-            for line in export.export_model(
-                model, str(begun / exported), run.class_names, run.divided
-            ):
-                out.line(line)
+        cluster.barrier()
+        if cluster.is_chief:
+            _export(run, model, begun, directory, out)
         return history
+
+
+def _make_directory(run: Run, begun: Path, mirror: Mirror | None) -> Path:
+    """Makes the directory of a new run, or finds the directory of a resumed run; returns its path."""
+    config = run.config
+    made = mirror.copy if mirror else Path(config.resume or "")  # other workers get the chief's
+    if run.workers.is_chief and config.resume is None:
+        name = "-".join(dict.fromkeys([config.model, config.dataset]))
+        place = str(mirror.copy) if mirror else config.run_dir
+        made = run_dir.create(place, name, config.to_json(), begun)
+    directory = several_workers.shared_directory(run, made, begun)
+    for folder in (run_files.FOLDER, run_dir.PROFILE):  # TensorFlow writes into them
+        with directories.explained(directory):
+            files.check_tree(directory / folder)
+    return directory
+
+
+def _check_position(run: Run, state: TrainState, begun: Path, *, is_new: bool) -> None:
+    """Raises ValueError if the run has done more than it may, or cannot take its first values."""
+    config = run.config
+    # The values of a resumed run are in its checkpoint.
+    if is_new and config.init_from is not None and not (begun / config.init_from).is_file():
+        raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
+    if state.step > run.num_steps:
+        name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
+        name = "fast_dev_run" if config.fast_dev_run else name
+        done = report.amount(state.step, run.steps_an_epoch)
+        raise ValueError(
+            f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, "
+            "and is left as it is. Give a larger one, or leave it out to continue as before."
+        )
+
+
+def _evaluate(run: Run, out: Report) -> dict[str, list[float]]:
+    """Evaluates the model as it is, and returns the values as the history of one epoch."""
+    if run.test is None:
+        raise ValueError("epochs=0 evaluates on test examples: give `test`.")
+    values = evaluate(run)
+    logs = {f"val_{name}": values[name] for name in run.metrics}
+    out.line(format_values(logs))
+    out.line("Done: evaluated, not trained (--epochs=0)")
+    return {name: [value] for name, value in logs.items()}
+
+
+def _export(run: Run, model: keras.Model | Path, begun: Path, directory: Path, out: Report) -> None:
+    """Exports the trained model, or the model of a complete run's file, if it has a place."""
+    place = run.config.export
+    if place is None and run.config.fast_dev_run and not (directory / run_dir.EXPORT).exists():
+        place = str(directory / run_dir.EXPORT)  # a bad export shows now, not after hours
+    if place is None:
+        return
+    for line in export.export_model(model, str(begun / place), run.class_names, run.divided):
+        out.line(line)
 
 
 def _train(
@@ -252,7 +289,8 @@ def _train(
         leave=out.close,
     ):
         with signals.deferred() as pending:
-            loop = Loop(run, state, checkpointer, pending, lines, writers, callbacks)
+            after = AfterStep(run.step.model, state, checkpointer, pending, cluster)
+            loop = Loop(run, after, lines, writers, callbacks)
             try:
                 loop.train()
             except BaseException as error:

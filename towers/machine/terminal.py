@@ -9,6 +9,7 @@ import os
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import BinaryIO, TextIO
 from towers.machine.files import open_to_append
 from towers.machine.words import printable
 
+SECONDS_BETWEEN_LINES = 10.0  # of the progress of long work
 STDERR = 2  # leads to a run's log.txt while it trains
 
 
@@ -83,3 +85,21 @@ def python_stderr() -> int:
 
 def _text_file(descriptor: int) -> TextIO:
     return os.fdopen(descriptor, "w", buffering=1, errors="backslashreplace", closefd=False)
+
+
+class Lines:
+    """Prints lines on stderr, "WHAT: COUNT in SECONDS s", about work of more than a few seconds."""
+
+    def __init__(self, what: str, advice: str = "") -> None:
+        self._what, self._advice = what, advice
+        self._begun, self._due = time.monotonic(), 0.2 * SECONDS_BETWEEN_LINES
+
+    def show(self, count: int) -> None:
+        """Prints a line with `count` if the last line is old enough."""
+        seconds = time.monotonic() - self._begun
+        if seconds < self._due or sys.stderr is None:
+            return
+        with suppress(OSError):
+            text = f"{self._what}: {count:,} in {seconds:.0f} s{self._advice}"
+            print(printable(text), file=sys.stderr, flush=True)
+        self._due, self._advice = seconds + SECONDS_BETWEEN_LINES, ""

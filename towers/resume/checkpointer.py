@@ -20,7 +20,7 @@ import keras
 
 from towers.machine import callback_internals, files, hang
 from towers.machine.places import LostDirectoryError
-from towers.resume import checkpoints, run_dir
+from towers.resume import checkpoints, directories
 from towers.resume.checkpoints import Checkpoint, Found
 from towers.resume.remote_dir import Mirror
 from towers.resume.snapshot import (
@@ -64,7 +64,7 @@ class Checkpointer:
         argument: the user's name for the directory, for errors.
         mirror: uploads the directory if it is the local copy of a remote one.
         """
-        self.directory, self._checkpoints = directory, directory / run_dir.CHECKPOINTS
+        self.directory, self._checkpoints = directory, directory / directories.CHECKPOINTS
         self._workers, self._is_chief = workers, workers.is_chief
         self.warn, self._every, self._argument = warn, every, argument
         self._mirror = mirror
@@ -75,14 +75,19 @@ class Checkpointer:
         self.finished_step: int | None = None  # the last step of an ended run with a final model
         self.hold(dict, (), {})
 
-    def read(self, resume: bool = True) -> Found | None:
-        """Returns the newest good checkpoint in all workers; None if not `resume`."""
+    def read(self, resume: bool = True, *, has_final: bool = False) -> Found | None:
+        """Returns the newest good checkpoint in all workers; None if not `resume`.
+
+        has_final: whether the chief's directory holds the final model of a run that has ended.
+        """
         if self._is_chief:
             self.found = checkpoints.read_newest(self._checkpoints) if resume else None
             self.finished_step = None
-            if (self.directory / run_dir.FINAL).is_file():
+            if has_final:
                 with suppress(OSError, ValueError):
-                    self.finished_step = int(files.read_text(self._checkpoints / run_dir.COMPLETE))
+                    self.finished_step = int(
+                        files.read_text(self._checkpoints / directories.COMPLETE)
+                    )
         if self._workers.num_workers > 1:
             self._share()
         return self.found
@@ -276,6 +281,8 @@ class Checkpointer:
         """Notes on the disk that the run has ended and has its final model. Only the chief may."""
         self.wait()
         try:
-            run_dir.write_text(self._checkpoints / run_dir.COMPLETE, f"{train_state.step}\n")
+            directories.write_text(
+                self._checkpoints / directories.COMPLETE, f"{train_state.step}\n"
+            )
         except OSError as error:
             self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")

@@ -26,7 +26,7 @@ import ml_dtypes
 import numpy as np
 
 from towers.machine import files
-from towers.resume import run_dir
+from towers.resume import directories
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -91,8 +91,8 @@ def write(path: Path, checkpoint: Checkpoint) -> None:
     checkpoint that cannot be read back is removed, and raises DamagedError.
     """
     if not is_good(path):
-        run_dir.remove(path)
-        run_dir.write_atomically(path, partial(_write_files, checkpoint))
+        directories.remove(path)
+        directories.write_atomically(path, partial(_write_files, checkpoint))
 
 
 def _write_files(checkpoint: Checkpoint, directory: Path) -> None:
@@ -106,7 +106,7 @@ def _write_files(checkpoint: Checkpoint, directory: Path) -> None:
     text = json.dumps(content, sort_keys=True)
     manifest = f'{{"content": {text}, "sha256": "{_sha256(text.encode())}"}}'
     (directory / MANIFEST).write_bytes(manifest.encode())
-    run_dir.flush_to_disk(directory / MANIFEST)
+    directories.flush_to_disk(directory / MANIFEST)
     read(directory)
 
 
@@ -118,7 +118,7 @@ def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any
             file.write(data)
             digest.update(data)
         size = file.tell()
-    run_dir.flush_to_disk(path)
+    directories.flush_to_disk(path)
     return {"size": size, "sha256": digest.hexdigest()}
 
 
@@ -222,12 +222,12 @@ def is_good(path: Path) -> bool:
 
 def prune(newest: Path, best_step: int | None) -> None:
     """Removes the checkpoints that are `outdated`, and temporary files of interrupted writes."""
-    run_dir.remove_temporary_files(newest.parent)
+    directories.remove_temporary_files(newest.parent)
     for path in outdated(find(newest.parent), newest, best_step):
         # The manifest goes first: a removal that is interrupted then leaves no checkpoint.
         if not path.is_symlink():
             (path / MANIFEST).unlink(missing_ok=True)
-        run_dir.remove(path)
+        directories.remove(path)
 
 
 def json_copy(value: Any) -> Any:

@@ -13,10 +13,10 @@ from weakref import WeakValueDictionary
 import keras
 
 from towers.machine import hang, signals
+from towers.machine.terminal import Lines
 from towers.resume.random_state import random_state, set_random_state
 from towers.resume.replay import Replay
 from towers.resume.resumed_data import ALL, NOTHING, train_data, validation_data
-from towers.resume.source import Lines
 from towers.resume.train_state import TrainState
 
 

@@ -24,25 +24,27 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from towers.machine.places import LostDirectoryError
-from towers.resume import checkpoints, run_dir
+from towers.resume import checkpoints, directories
 
-_LOCK = f"{run_dir.CHECKPOINTS}/{run_dir.LOCK}"
-_ORDER = {run_dir.CONFIG: 0, checkpoints.ARRAYS: 2, checkpoints.MANIFEST: 3, run_dir.COMPLETE: 4}
+_LOCK = f"{directories.CHECKPOINTS}/{directories.LOCK}"
+_ORDER = {checkpoints.ARRAYS: 1, checkpoints.MANIFEST: 2, directories.COMPLETE: 3}
 
 
 class Mirror:
     """Uploads changes of a local copy to a remote directory.
 
     copy: the directory on the local disk. If there is nothing to download, the caller makes it.
-    is_behind: the remote directory lacks changes. is_taken: another process trains in it.
+    found: the names of the files that the remote directory held at first. is_behind: it lacks
+        changes. is_taken: another process trains in it.
     """
 
     def __init__(self, url: str, argument: str, parent: Path) -> None:
-        self.url, self._argument, self._files = url, argument, run_dir.open_remote(url)
-        self.copy = parent / (run_dir.file_name(url.rstrip("/").rsplit("/", 1)[-1]) or "run")
+        self.url, self._argument, self._files = url, argument, directories.open_remote(url)
+        self.copy = parent / (directories.file_name(url.rstrip("/").rsplit("/", 1)[-1]) or "run")
         self._owner = f"process {os.getpid()} on {socket.gethostname()}, {uuid.uuid4().hex}"
-        self._lock = parent / run_dir.LOCK
+        self._lock = parent / directories.LOCK
         self._has_claimed = self.is_taken = self.is_behind = False
+        self.found: list[str] = []
         self._sent: dict[Path, tuple[int, int]] = {}  # uploaded versions: time, size
 
     def claim(self) -> None:
@@ -67,7 +69,7 @@ class Mirror:
 
     def download(self, names: list[str]) -> None:
         """Downloads the files beside the checkpoints, and checkpoints up to the newest good one."""
-        for folder in (Path(), Path(run_dir.CHECKPOINTS), *reversed(_complete(names))):
+        for folder in (Path(), Path(directories.CHECKPOINTS), *reversed(_complete(names))):
             (self.copy / folder).mkdir(parents=True, exist_ok=True)
             for name in names:
                 if Path(name).parent == folder:
@@ -87,13 +89,15 @@ class Mirror:
         try:
             versions = {}
             for path in self.copy.rglob("*"):
-                is_kept = path.name == run_dir.LOCK or path.name.startswith(".")
+                is_kept = path.name == directories.LOCK or path.name.startswith(".")
                 with suppress(FileNotFoundError):  # a temporary file may vanish
                     if path.is_file() and not is_kept and self._sent.get(path) != _version(path):
                         versions[path] = _version(path)
             if versions:
                 self.claim()
-            for path in sorted(versions, key=lambda path: _ORDER.get(path.name, 1)):
+            # Settings, which are JSON, come before all that depends on them.
+            first = sorted(versions, key=lambda path: path.suffix != ".json")
+            for path in sorted(first, key=lambda path: _ORDER.get(path.name, 0)):
                 self._files.put_file(str(path), path.relative_to(self.copy).as_posix())
                 self._sent[path] = versions[path]
             if newest is not None:  # this includes checkpoints whose upload was interrupted
@@ -106,7 +110,7 @@ class Mirror:
         except Exception as error:  # each protocol's package raises different errors
             name = "resume" if self._argument == "run_dir" else self._argument
             raise LostDirectoryError(
-                f"{self.url} cannot be written: {run_dir.reason(error)}. All that it lacks is in "
+                f"{self.url} cannot be written: {directories.reason(error)}. All that it lacks is in "
                 f"{self.copy}: continue with {name}={self.copy}."
             ) from error
         self.is_behind = False
@@ -114,29 +118,27 @@ class Mirror:
 
 @contextmanager
 def mirrored(
-    directory: str | None, warn: Callable[[str], None], *, is_new: bool, argument: str = "run_dir"
+    directory: str | None, warn: Callable[[str], None], *, resume: bool, argument: str = "run_dir"
 ) -> Iterator[Mirror | None]:
     """Gives a `Mirror` of a remote directory, and uploads it at the end; None for a local one.
 
-    is_new: whether the directory must be empty; if not, its files are downloaded.
+    resume: whether to download the files that are there.
 
     Raises LostDirectoryError if an upload failed. The copy is kept, and the message names it.
     """
-    if not run_dir.is_remote(directory):
+    if not directories.is_remote(directory):
         yield None
         return
     url, parent = str(directory), Path(tempfile.mkdtemp(prefix="towers-"))
     mirror = None
     try:
-        with run_dir.explained(url, argument):
+        with directories.explained(url, argument):
             mirror = Mirror(url, argument, parent)
-            names = mirror.names()
-            if not names:
+            mirror.found = mirror.names()
+            if not mirror.found:
                 mirror.claim()
-            elif not is_new:
-                mirror.download(names)
-        if is_new and names:
-            raise run_dir.not_empty(url, run_dir.CONFIG in names)
+            elif resume:
+                mirror.download(mirror.found)
         try:
             yield mirror
         except BaseException as error:

@@ -4,7 +4,7 @@ from typing import Any
 
 import keras
 
-from towers.resume.run_dir import is_remote
+from towers.resume.directories import is_remote
 from towers.machine import places
 
 

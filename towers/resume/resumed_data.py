@@ -25,9 +25,9 @@ from towers.machine.data_internals import are_arrays, data_adapter
 from towers.machine.replaced import replaced
 from towers.machine.user_lines import warn_user
 from towers.resume.dataset_draws import examine
+from towers.resume.epoch import Epoch, content_of, sha256
 from towers.resume.random_state import random_state, set_random_state
 from towers.resume.replay import Replay
-from towers.resume.source import InMemory, sha256
 from towers.resume.stateful import Repeated, has_state
 from towers.step.structures import as_tensor, is_composite, is_scipy, map_tensors, take_rows
 
@@ -210,10 +210,9 @@ class _ArrayOrder:
                 return original(values)
             first = tf.cast(values[0], tf.int64)  # Keras may shuffle each batch on its own
             # Only the low 32 bits of each number count.
-            key = tf.stack([(self._seed + self._pass * 1_000_003) % 2**31, first])
-            count = tf.size(values, tf.int64)
-            places = tf.random.experimental.index_shuffle(tf.range(count), key, count - 1)
-            return tf.gather(values, places)
+            seed, count = (self._seed + self._pass * 1_000_003) % 2**31, tf.size(values, tf.int64)
+            epoch = Epoch(count, seed=seed, number=first)
+            return tf.gather(values, epoch.order(tf.range(count), count))
 
         return shuffled
 
@@ -356,7 +355,7 @@ def _stateful(source: Any, steps: int | None, done: Callable[[], int], saved: An
 def _digest(parts: Any) -> str:
     """Returns the SHA-256 of arrays."""
     leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
-    return sha256(piece for leaf in leaves for piece in InMemory((_tensor(leaf),)).identity())
+    return sha256(piece for leaf in leaves for piece in content_of(_tensor(leaf)))
 
 
 def _tensor(array: Any) -> tf.Tensor:

@@ -20,13 +20,14 @@ from towers.machine import callback_internals, signals
 from towers.machine.data_internals import split_arrays
 from towers.machine.user_lines import warn_user
 from towers.machine.words import counted
-from towers.resume import remote_dir, run_dir
+from towers.resume import directories, remote_dir
+from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.fit_data import FitData
 from towers.resume.resume import FitOption, Resume
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, compared
-from towers.resume.train_state import TrainState, plain
-from towers.workers.workers import Workers, join_workers
+from towers.resume.train_state import TrainState
+from towers.workers.workers import join_workers
 
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
 _DATA = "data"  # the position in the data, and the state of random numbers
@@ -75,104 +76,130 @@ def resumed_fit(
     prepare: creates all variables for a batch's specs; returns those that Keras may not list.
     full_batch: the variable in `FullBatch.sizes` for training.
     """
-    workers = join_workers()
-    is_chief = workers.is_chief  # other workers may not see its disk
-    given = keras.tree.flatten(arguments["callbacks"])
-    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
+    callbacks = _without_options(arguments["callbacks"])
+    arguments = _with_validation_data(arguments)
+    with ExitStack() as stack:
+        checkpointer = _open(stack, resume)
+        pending = stack.enter_context(signals.deferred())
+        options = stack.enter_context(compared(vars(model)))
+        state, of_data = _find_position(checkpointer, resume, arguments["initial_epoch"])
+        # `secrets`, because Keras and users draw from `random`.
+        seed = int(join_workers().broadcast(b"%d" % secrets.randbits(31)))
+        data = FitData(model, arguments, state, seed, pending, of_data)
+        _check_steps_per_execution(model.steps_per_execution, state, data.num_batches)
+        variables = _variables(model, prepare(data.spec))
+        settings = {
+            **identity,
+            **data.identity,
+            "steps_per_epoch": arguments["steps_per_epoch"],
+            "optimizer": type(model.optimizer).__name__,
+        }
+        held = {
+            _FIT: settings,
+            OPTIONS: options,
+            _DATA: lambda _: data.to_json(),
+            FULL_BATCH: lambda _: int(full_batch.numpy()),
+        }
+        checkpointer.hold(lambda: variables, callbacks, held)
+        if checkpointer.found is not None:
+            saved = checkpointer.found.checkpoint.state
+            remedy = "Start and compile as then, or name another directory."
+            with checkpointer.expecting("a fit"):
+                checkpointer.check_same(saved[_FIT], settings, options, "fit", remedy)
+                full_batch.assign(saved[FULL_BATCH])
+                checkpointer.settle_stop(state)
+        checkpointer.restore(callbacks=False)
+        stack.callback(checkpointer.wait)
+        resumed = ResumedCallbacks(
+            callbacks,
+            str(resume.directory),
+            data,
+            AfterStep(model, state, checkpointer, pending, join_workers()),
+            model=model,
+            add_progbar=arguments["verbose"] != 0,
+            verbose=arguments["verbose"],
+            epochs=arguments["epochs"],
+            steps=arguments["steps_per_epoch"] or data.num_batches,
+        )
+        history = resumed.fit(fit, arguments)
+        completed[_place(resume)] = arguments["initial_epoch"]
+        return history
+
+
+def _without_options(callbacks: Any) -> list[keras.callbacks.Callback]:
+    """Returns the callbacks that run; raises ValueError for a BackupAndRestore."""
+    callbacks = keras.tree.flatten(callbacks)
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
         raise ValueError(
             "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both restore a "
             "fit, and together they would skip steps. Remove BackupAndRestore: towers.Resume saves "
             "all that it does, and more often."
         )
-    others = [callback for callback in given if not isinstance(callback, FitOption)]
+    return [callback for callback in callbacks if not isinstance(callback, FitOption)]
+
+
+def _with_validation_data(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of `fit` with `validation_data` in place of a `validation_split`."""
     arguments = dict(arguments)
     if arguments["validation_split"] and arguments["validation_data"] is None:
         parts = arguments["x"], arguments["y"], arguments["sample_weight"]
         parts, rest = split_arrays(parts, arguments["validation_split"])
         arguments.update(zip(("x", "y", "sample_weight"), parts, strict=True))
         arguments.update(validation_split=0.0, validation_data=rest)
-    steps_per_epoch, execution = arguments["steps_per_epoch"], model.steps_per_execution
-    with ExitStack() as stack:
-        mirror = stack.enter_context(
-            remote_dir.mirrored(
-                str(resume.directory) if is_chief else None,
-                warn_user,
-                is_new=False,
-                argument="directory",
-            )
+    return arguments
+
+
+def _open(stack: ExitStack, resume: Resume) -> Checkpointer:
+    """Returns the checkpoints of the directory, which `stack` keeps locked and uploads at its end.
+
+    Only the chief does so, because other workers may not see its disk.
+    """
+    workers = join_workers()
+    mirror = stack.enter_context(
+        remote_dir.mirrored(
+            str(resume.directory) if workers.is_chief else None,
+            warn_user,
+            resume=True,
+            argument="directory",
         )
-        directory = mirror.copy if mirror else resume.directory
-        if is_chief:
-            stack.enter_context(run_dir.locked(directory, "directory"))
-        pending = stack.enter_context(signals.deferred())
-        options = stack.enter_context(compared(vars(model)))
-        checkpointer = Checkpointer(
-            directory, workers, warn_user, every=resume.every, argument="directory", mirror=mirror
+    )
+    directory = mirror.copy if mirror else resume.directory
+    if workers.is_chief:
+        stack.enter_context(directories.locked(directory, "directory"))
+    return Checkpointer(
+        directory, workers, warn_user, every=resume.every, argument="directory", mirror=mirror
+    )
+
+
+def _find_position(
+    checkpointer: Checkpointer, resume: Resume, initial_epoch: int
+) -> tuple[TrainState, dict[str, Any] | None]:
+    """Returns where the fit begins, and what its data saved there; None for a new fit."""
+    found = checkpointer.read()
+    if found is None:
+        return TrainState(epoch=initial_epoch), None
+    for line in found.damaged:
+        warn_user(line)
+    saved = found.checkpoint.state
+    if _FIT not in saved:
+        raise ValueError(
+            f"directory ({resume.directory}) holds the checkpoints of a run of train.py. "
+            "Name another."
         )
-        # `secrets`, because Keras and users draw from `random`.
-        seed, state = int(workers.broadcast(b"%d" % secrets.randbits(31))), TrainState()
-        state.epoch = arguments["initial_epoch"]
-        found = checkpointer.read()
-        saved = {} if found is None else found.checkpoint.state
-        of_data: dict[str, Any] | None = None
-        if found is not None:
-            for line in found.damaged:
-                warn_user(line)
-            if _FIT not in saved:
-                raise ValueError(
-                    f"directory ({resume.directory}) holds the checkpoints of a run of train.py. "
-                    "Name another."
-                )
-            with checkpointer.expecting("a fit"):
-                state, of_data = TrainState.from_json(saved["position"]), saved[_DATA]
-                _check_not_completed(resume, arguments["initial_epoch"], state)
-        data = FitData(model, arguments, state, seed, pending, of_data)
-        if state.epoch_step % execution and state.epoch_step != data.num_batches:
-            raise ValueError(
-                f"steps_per_execution ({execution}): the newest checkpoint was written after step "
-                f"{state.epoch_step} of its epoch, in the middle of an execution. Give a "
-                "value that divides it."
-            )
-        variables = _variables(model, prepare(data.spec))
-        now = {
-            **identity,
-            **data.identity,
-            "steps_per_epoch": steps_per_epoch,
-            "optimizer": type(model.optimizer).__name__,
-        }
-        held = {
-            _FIT: now,
-            OPTIONS: options,
-            _DATA: lambda _: data.to_json(),
-            FULL_BATCH: lambda _: int(full_batch.numpy()),
-        }
-        checkpointer.hold(lambda: variables, others, held)
-        if found is not None:
-            remedy = "Start and compile as then, or name another directory."
-            with checkpointer.expecting("a fit"):
-                checkpointer.check_same(saved[_FIT], now, options, "fit", remedy)
-                full_batch.assign(saved[FULL_BATCH])
-                checkpointer.settle_stop(state)
-            del found, saved  # as large as the model
-        checkpointer.restore(callbacks=False)
-        stack.callback(checkpointer.wait)
-        callbacks = ResumedCallbacks(
-            others,
-            str(resume.directory),
-            checkpointer,
-            state,
-            data,
-            pending,
-            workers,
-            model=model,
-            add_progbar=arguments["verbose"] != 0,
-            verbose=arguments["verbose"],
-            epochs=arguments["epochs"],
-            steps=steps_per_epoch or data.num_batches,
+    with checkpointer.expecting("a fit"):
+        state = TrainState.from_json(saved["position"])
+        _check_not_completed(resume, initial_epoch, state)
+        return state, saved[_DATA]
+
+
+def _check_steps_per_execution(steps: int, state: TrainState, num_batches: int | None) -> None:
+    """Raises ValueError if Keras cannot begin an execution of so many steps at the position."""
+    if state.epoch_step % steps and state.epoch_step != num_batches:
+        raise ValueError(
+            f"steps_per_execution ({steps}): the newest checkpoint was written after step "
+            f"{state.epoch_step} of its epoch, in the middle of an execution. Give a "
+            "value that divides it."
         )
-        history = callbacks.fit(fit, arguments)
-        completed[_place(resume)] = arguments["initial_epoch"]
-        return history
 
 
 def _place(resume: Resume) -> str:
@@ -224,45 +251,48 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self,
         callbacks: Sequence[keras.callbacks.Callback],
         directory: str,
-        checkpointer: Checkpointer,
-        state: TrainState,
         data: FitData,
-        pending: signals.Pending,
-        workers: Workers,
+        after: AfterStep,
         **options: Any,
     ) -> None:
         """
         directory: the path or URL that the user gave, for messages.
-        state: the point where the fit begins; it is updated after each step.
-        pending: holds a signal until the end of a step. All workers obey a signal to one of them.
+        after: decides what follows a step; its state is the point where the fit begins.
         options: keyword arguments for `keras.callbacks.CallbackList`.
         """
         super().__init__(list(callbacks), add_history=True, **options)
-        self._directory, self._checkpointer, self._state = directory, checkpointer, state
-        self._data, self._pending, self._workers = data, pending, workers
-        self._steps_done = state.epoch_step  # steps of the epoch under way
+        self._directory, self._data, self._after = directory, data, after
+        self._checkpointer, self._state = after.checkpointer, after.state
+        self._steps_done = after.state.epoch_step  # steps of the epoch under way
 
     def fit(self, fit: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
         """Runs Keras' `fit`, which does not train again in the steps that are done."""
         model, data, state = self.model, self._data, self._state
         callback_internals.forget_initial_epoch(model)
-        is_over = state.stopped and state.epoch_step == 0  # else, finish the epoch
-        is_over = is_over or state.epoch >= arguments["epochs"]
+        is_stopped = state.stopped and state.epoch_step == 0  # else, finish the epoch
+        is_over = is_stopped or state.epoch >= arguments["epochs"]
         if self._checkpointer.found is not None and is_over:
-            self._say_complete(state.stopped and state.epoch_step == 0)
-        with data.running():
-            return fit(
-                **{
-                    **arguments,
-                    **data.arguments(),
-                    "callbacks": self,
-                    "initial_epoch": arguments["epochs"] if is_over else data.first_epoch,
-                }
-            )
+            self._say_complete(is_stopped)
+        initial_epoch = arguments["epochs"] if is_over else data.first_epoch
+        others = {"callbacks": self, "initial_epoch": initial_epoch}
+        try:
+            with data.running():
+                return fit(**{**arguments, **data.arguments(), **others})
+        except signals.StopRequested:
+            self._say_saved()
+            raise
+
+    def _say_saved(self) -> None:
+        """Prints where the script will resume after a signal."""
+        self._checkpointer.wait()
+        step = self._checkpointer.newest_step()
+        if step is not None:
+            text = f"\nsaved at step {step}: the same script continues from {self._directory}"
+            print(text, flush=True)
 
     def _say_complete(self, is_stopped: bool) -> None:
         """Prints that the directory holds a complete fit, so that no step is left."""
-        if self._workers.is_chief:
+        if join_workers().is_chief:
             early = ", stopped early" if is_stopped else ""
             print(
                 f"Already complete: {counted(self._state.epoch, 'epoch')}{early}, in "
@@ -307,19 +337,14 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         if self._data.is_done:
             self._data.end_step(batch)
             if not self._data.is_before:
-                self._obey(self._agree())
+                self._after.obey()
             return
         super().on_train_batch_end(batch, logs)
         state, before = self._state, self._state.step
         steps = min(batch + 1, self._data.num_batches or batch + 1)
         state.step += steps - state.epoch_step
-        state.epoch_step = steps
-        signal = self._agree()
-        state.stopped = self.model.stop_training
-        # A later start continues after this step, unless the stop was the callback's last word.
-        if signal or state.stopped or self._checkpointer.is_due(state.step, before):
-            self._save(logs)
-        self._obey(signal)
+        state.epoch_step, state.logs = steps, logs or {}
+        self._after.end_step(before)
 
     def on_test_begin(self, logs: Any = None) -> None:
         if not self._data.is_before:
@@ -334,7 +359,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         """Obeys a signal. The resumed fit runs the whole validation again."""
         if not self._data.is_before:
             super().on_test_batch_end(batch, logs)
-            self._obey(self._agree())
+            self._after.obey()
 
     def on_test_end(self, logs: Any = None) -> None:
         if not self._data.is_before:
@@ -347,40 +372,9 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             return
         self._data.reach()
         super().on_epoch_end(epoch, logs)
-        state, steps, signal = self._state, self.params["steps"], self._agree()
-        # A stop has left out steps of the epoch: the checkpoint before them stays the newest.
-        is_cut = state.stopped and (steps is None or state.epoch_step < steps)
-        if not is_cut:
-            state.epoch, state.epoch_step, self._steps_done = epoch + 1, 0, 0
-            state.stopped = self.model.stop_training
-            state.take_history(self.model.history)
-            self._save({})
-        self._obey(signal)
-
-    def _save(self, logs: Mapping[str, Any]) -> None:
-        values = {name: plain(value) for name, value in (logs or {}).items()}
-        self._state.logs = {k: v for k, v in values.items() if isinstance(v, (int, float))}
-        self._checkpointer.save(self._state)
-
-    def _agree(self) -> int:
-        """Returns the highest number of a signal that a worker has received; 0 means none.
-
-        If a callback of one worker stops the training, such as at a time limit, all workers stop.
-        """
-        signal, stop = self._workers.all_reduce_max(
-            self._pending.number or 0, int(self.model.stop_training)
-        )
-        self.model.stop_training = bool(stop)
-        return signal
-
-    def _obey(self, signal: int) -> None:
-        """Ends the process if there is a signal, and prints where the script will resume."""
-        if not signal:
-            return
-        self._checkpointer.wait()
-        step = self._checkpointer.newest_step()
-        if step is not None:
-            text = f"\nsaved at step {step}: the same script continues from {self._directory}"
-            print(text, flush=True)
-        self._workers.barrier()
-        self._pending.obey(signal)
+        state, steps = self._state, self.params["steps"]
+        # Keras ends after an epoch that a callback has stopped.
+        self._after.is_cut = state.stopped and (steps is None or state.epoch_step < steps)
+        if not self._after.is_cut:
+            state.epoch, state.epoch_step, state.logs, self._steps_done = epoch + 1, 0, {}, 0
+        self._after.end_epoch()

@@ -17,7 +17,7 @@ from towers.app.after_training import predicting
 from towers.app.after_training.predicting import evaluate_file, predict_file, write_predictions
 from towers.app.config import TrainConfig
 from towers.app.reporting.report import Report
-from towers.resume.run_dir import write_config
+from towers.app.run_dir import write_config
 from towers.step.xla import FullBatch
 
 (_, _), (X, Y) = small_data()
@@ -68,7 +68,7 @@ def _out():
 def test_evaluate_is_keras_evaluate_and_reads_these_fields(model, file, out, monkeypatch):
     read, found, given = set(), object.__getattribute__, config()
     with monkeypatch.context() as patch:
-        note = lambda self, name: (read.add(name), found(self, name))[1]  # noqa: E731
+        note = lambda self, name: (self is given and read.add(name), found(self, name))[1]  # noqa: E731
         patch.setattr(TrainConfig, "__getattribute__", note)
         logs = evaluate_file(given, file, out)
     # num_towers stands for the first, three are only checked, config.json is read by the last.

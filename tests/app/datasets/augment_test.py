@@ -7,10 +7,11 @@ import tensorflow as tf
 
 from tests.app.datasets.sources import NUM_CLASSES, Pixels
 from tests.loading import in_each_form, refusal
+from towers.resume.epoch import Epoch
 from towers.app.datasets import augment as augment_lib
 from towers.app.datasets import batches as input_lib
 from towers.app.datasets import tf_data
-from towers.resume.source import InputOptions
+from towers.app.config import TrainConfig
 
 COUNT, SHAPE = 19, (6, 5, 3)
 ME = "tests.app.datasets.augment_test"
@@ -44,12 +45,8 @@ def by_example(split, batch_size=4, epoch=1, start_step=0, seed=3, name="crop_fl
     """{the example's pixels before: after}, of the steps left; by the order without it."""
     found = {}
     plain, changed = (
-        input_lib.shuffled_batches(
-            input_lib.load_examples(split, InputOptions(augment=augment, **options)),
-            batch_size,
-            seed,
-            epoch,
-            start_step,
+        input_lib.load_examples(split, TrainConfig(**options), augment=augment).batches(
+            Epoch(batch_size, seed, epoch, start_step)
         )
         for augment in (None, name)
     )
@@ -87,8 +84,8 @@ def test_another_seed_or_epoch_gives_other_examples_and_each_example_its_own(spl
         for before, after in first.items()
     }
     assert len(amounts) == COUNT
-    examples = input_lib.load_examples(splits["arrays"], InputOptions(augment="crop_flip"))
-    ((x, _),) = input_lib.ordered_batches(examples, COUNT)  # evaluation
+    examples = input_lib.load_examples(splits["arrays"], augment="crop_flip")
+    ((x, _),) = examples.batches(Epoch(COUNT))  # evaluation
     np.testing.assert_array_equal(x, splits["arrays"][0])
 
 

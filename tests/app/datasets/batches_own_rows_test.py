@@ -8,8 +8,8 @@ import pytest
 
 from tests import loading, processes
 from tests.app.datasets.sources import Rows
-from towers.app.datasets.batches import load_examples, shuffled_batches
-from towers.resume.source import InputOptions
+from towers.resume.epoch import Epoch
+from towers.app.datasets.batches import load_examples
 from towers.workers import watch
 from towers.step.exchange import towers_of
 from towers.step.sharding import rows_of_towers, shard_batch
@@ -27,13 +27,13 @@ def _forms(tmp_path_factory):
 @pytest.mark.parametrize("augment", [None, "crop_flip"])
 @pytest.mark.parametrize("form", ["arrays", "image files", "a source"])
 def test_own_rows_are_those_of_the_whole_batch_and_other_images_are_0(form, augment, forms):
-    examples = load_examples(forms[form], InputOptions(augment=augment))
+    examples = load_examples(forms[form], augment=augment)
     for size, num_towers, num_workers in ((10, 4, 2), (4, 7, 3)):
-        whole = list(shuffled_batches(examples, size, 1, 2, 1))
+        whole = list(examples.batches(Epoch(size, 1, 2, 1)))
         for worker in range(num_workers):
             own = towers_of(worker, num_workers, num_towers)
             rows = partial(rows_of_towers, num_towers, own)
-            found = shuffled_batches(examples, size, 1, 2, 1, rows)
+            found = examples.batches(Epoch(size, 1, 2, 1, rows))
             for expected, batch in zip(whole, found, strict=True):
                 shards, theirs = (shard_batch((*b, None), num_towers) for b in (batch, expected))
                 for tower in own:
@@ -53,7 +53,7 @@ from tests.app.datasets import sources
 from towers.app.config import TrainConfig
 from towers.app.datasets import dataset, image_folder
 from towers.app.reporting import charts
-from towers.resume import source
+from towers.resume.epoch import Epoch
 import towers
 dataset.usable_memory = lambda: 0  # the images do not fit into it
 counts, decode, read = collections.Counter(), image_folder.decode, sources.Pixels.__getitem__
@@ -65,14 +65,14 @@ def counted_example(self, index):
     x, y = read(self, index)
     return x, (y + (values.get("other") == workers.index)) % 10
 image_folder.decode, sources.Pixels.__getitem__ = counted, counted_example
-shuffled = source.shuffled
-def other_order(indices, *arguments):  # from the second example of each batch on
-    found = shuffled(indices, *arguments)
+order = Epoch.order
+def other_order(epoch, places, count):  # from the second example of each batch on
+    found = order(epoch, places, count)
     return tf.concat([found[:1], found[1:][::-1]], 0)
 charts.draw_curves = lambda *arguments: None
 workers, values = towers.join_workers(), json.loads(sys.argv[1])
 if values.get("other_order") == workers.index:
-    source.shuffled = other_order
+    Epoch.order = other_order
 towers.train(TrainConfig(**{k: v for k, v in values.items() if not k.startswith("other")}))
 print(json.dumps(counts))
 """

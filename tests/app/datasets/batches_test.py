@@ -7,11 +7,12 @@ import tensorflow as tf
 
 from tests.app.datasets.sources import Rows
 from tests.loading import in_each_form
+from towers.app.config import TrainConfig
 from towers.app.datasets import batches as input_lib
-from towers.app.datasets.batches import load_examples, shuffled_batches
+from towers.app.datasets.batches import load_examples
+from towers.resume.epoch import Epoch
 from towers.app.datasets.tf_data import Streamed
 from towers.app.datasets.weighting import weighed
-from towers.resume.source import InputOptions
 
 NUM_EXAMPLES, BUFFER = 103, 20
 # What has an index has one order in every form.
@@ -24,16 +25,16 @@ def _forms(tmp_path_factory):
     rows = Rows([(np.full((1, 2, 1), label, np.uint8), label) for label in range(NUM_EXAMPLES)])
     splits = in_each_form(rows, NUM_EXAMPLES, tmp_path_factory.mktemp("images"))
     splits["streamed"] = Streamed(splits["tf.data"], "here", NUM_EXAMPLES)
-    options = InputOptions(shuffle_buffer=BUFFER)
+    options = TrainConfig(shuffle_buffer=BUFFER)
     forms = {name: input_lib.load_examples(split, options) for name, split in splits.items()}
-    by_processes = input_lib.load_examples(splits["a source"], options._replace(data_workers=2))
+    by_processes = input_lib.load_examples(
+        splits["a source"], TrainConfig(shuffle_buffer=BUFFER, data_workers=2)
+    )
     return forms | {"a source of 2 processes": by_processes}
 
 
 def order(examples, **arguments):
-    batches = input_lib.shuffled_batches(
-        examples, **{"batch_size": 10, "seed": 0, "epoch": 0, **arguments}
-    )
+    batches = examples.batches(Epoch(**{"batch_size": 10, "seed": 0, "number": 0, **arguments}))
     labels = []
     for x, y in batches:
         np.testing.assert_array_equal(np.rint(255 * x[:, 0, 1, 0]), y)  # they stay together
@@ -56,31 +57,31 @@ def test_an_epoch_holds_every_example_once_and_ends_with_a_partial_batch(example
 
 @pytest.mark.telling("arrays", "tf.data", "streamed")
 def test_the_same_seed_and_epoch_give_the_same_order_and_others_do_not(examples):
-    first = order(examples, epoch=1, seed=3)
-    assert order(examples, epoch=1, seed=3) == first
-    assert order(examples, epoch=2, seed=3) != first
-    assert order(examples, epoch=1, seed=2**32 - 1) != first
-    assert order(examples, epoch=3, seed=1) != first
+    first = order(examples, number=1, seed=3)
+    assert order(examples, number=1, seed=3) == first
+    assert order(examples, number=2, seed=3) != first
+    assert order(examples, number=1, seed=2**32 - 1) != first
+    assert order(examples, number=3, seed=1) != first
 
 
 @pytest.mark.telling("arrays", "tf.data", "streamed")
 def test_an_epoch_resumes_from_any_step_in_an_order_that_no_batch_size_changes(examples):
-    whole = order(examples, epoch=5)
+    whole = order(examples, number=5)
     for start_step in (1, 7, 11):
-        assert order(examples, epoch=5, start_step=start_step) == whole[start_step:]
-    assert sum(order(examples, epoch=5, batch_size=7), []) == sum(whole, [])
+        assert order(examples, number=5, start_step=start_step) == whole[start_step:]
+    assert sum(order(examples, number=5, batch_size=7), []) == sum(whole, [])
 
 
 @pytest.mark.telling("image files", "a source")
 def test_evaluation_takes_the_examples_as_they_come(examples):
-    batches = [y.numpy().tolist() for _, y in input_lib.ordered_batches(examples, 50)]
+    batches = [y.numpy().tolist() for _, y in examples.batches(Epoch(50))]
     assert batches == [list(range(50)), list(range(50, 100)), [100, 101, 102]]
 
 
 @pytest.mark.parametrize("form", INDEXED[1:])
 def test_the_bits_of_examples_with_an_index_are_those_of_arrays(forms, form):
     def bits(examples):
-        batches = input_lib.shuffled_batches(examples, 10, 1, 2, start_step=3)
+        batches = examples.batches(Epoch(10, 1, 2, start_step=3))
         return [[(t.dtype, t.shape, t.numpy().tobytes()) for t in batch] for batch in batches]
 
     assert bits(forms[form]) == bits(forms["arrays"])
@@ -128,7 +129,7 @@ def streamed():
 )
 def test_each_example_counts_what_its_class_does(split):
     found, notes = weighed(examples(split), TEXT, model(), 3)
-    batches = list(shuffled_batches(found, 4, seed=0, epoch=0))
+    batches = list(found.batches(Epoch(4, seed=0, number=0)))
     assert notes == ["class weights: 1: 5, 2: 0.25"]
     assert [len(batch[0]) for batch in batches] == [4, 4, 2]
     for x, _, weights in batches:
@@ -137,14 +138,14 @@ def test_each_example_counts_what_its_class_does(split):
 
 def test_classes_of_both_ends_without_a_weight_count_once():
     found, _ = weighed(examples((X, Y - 1)), "0:7", model(1), None)  # classes -1, 0 and 1
-    (batch,) = shuffled_batches(found, 10, seed=0, epoch=0)
+    (batch,) = found.batches(Epoch(10, seed=0, number=0))
     np.testing.assert_array_equal(batch[2], np.where(batch[1] == 0, 7, 1))
 
 
 @pytest.mark.parametrize("split", [(X, Y), (X, ONE_HOT), tf_data])
 def test_balanced_counts_the_labels(split):
     found, _ = weighed(examples(split), "balanced", model(), 3)
-    (batch,) = shuffled_batches(found, 10, seed=0, epoch=0)
+    (batch,) = found.batches(Epoch(10, seed=0, number=0))
     x, weights = batch[0].numpy()[:, 0].astype(int), batch[2].numpy()
     np.testing.assert_allclose([weights[Y[x] == c].sum() for c in range(3)], 10 / 3, rtol=1e-6)
 

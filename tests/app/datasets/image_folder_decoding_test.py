@@ -17,6 +17,7 @@ from towers.app.after_training.model_files import file_config
 from towers.app.after_training.predicting import evaluate_file
 from towers.app.config import TrainConfig
 from towers.app.continued import continued_config
+from towers.resume.epoch import Epoch
 from towers.app.datasets import batches as input_lib, dataset
 from towers.app.datasets.image_folder import ImageFiles, decode, image_shape
 from towers.app.reporting.report import Report
@@ -64,7 +65,7 @@ def damage(path):
 def order(epoch, seed=0):
     """Which images an epoch trains on, one after the other: those of any indexed examples."""
     numbers = input_lib.load_examples((np.arange(NUM_TRAIN),))
-    ((x,),) = input_lib.shuffled_batches(numbers, NUM_TRAIN, seed, epoch)
+    ((x,),) = numbers.batches(Epoch(NUM_TRAIN, seed, epoch))
     return x.numpy()
 
 
@@ -87,7 +88,7 @@ def test_images_that_take_more_than_a_share_of_the_memory_give_the_same_batches(
     for one, other in zip(in_memory, streamed, strict=True):
         assert (one.source.how, other.source.how) == ("", "decoded while training runs")
         assert one.num_examples == other.num_examples and one.specs == other.specs
-        one, other = (input_lib.shuffled_batches(each, BATCH, 7, 1) for each in (one, other))
+        one, other = (each.batches(Epoch(BATCH, 7, 1)) for each in (one, other))
         assert bits(one) == bits(other)
 
 
@@ -95,11 +96,11 @@ def test_images_that_take_more_than_a_share_of_the_memory_give_the_same_batches(
 def test_a_later_start_decodes_only_what_is_left(folder):
     """All images of the steps before are damaged."""
     train, _ = load_examples(folder)
-    whole = bits(input_lib.shuffled_batches(train, BATCH, seed=1, epoch=2))
+    whole = bits(train.batches(Epoch(BATCH, seed=1, number=2)))
     for start_step in 1, 2, 4:
         for index in order(2, seed=1)[: BATCH * start_step]:
             damage(path_of(train, index))
-        batches = input_lib.shuffled_batches(train, BATCH, 1, 2, start_step)
+        batches = train.batches(Epoch(BATCH, 1, 2, start_step))
         assert bits(batches) == whole[start_step:]
 
 
@@ -130,11 +131,11 @@ def test_the_digest_is_that_of_names_sizes_and_labels(folder):
 @pytest.mark.parametrize("spoil", [damage, Path.unlink, lambda p: p.write_bytes(b"")])
 def test_the_first_image_that_cannot_be_decoded_is_named_in_its_turn(folder, spoil):
     train, _ = load_examples(folder)
-    whole = bits(input_lib.shuffled_batches(train, BATCH, 0, 0))
+    whole = bits(train.batches(Epoch(BATCH, 0, 0)))
     second, first = (path_of(train, order(0)[place]) for place in (14, 12))
     for path in (second, first):
         spoil(path)
-    batches = iter(input_lib.shuffled_batches(train, BATCH, seed=0, epoch=0, start_step=1))
+    batches = iter(train.batches(Epoch(BATCH, seed=0, number=0, start_step=1)))
     assert bits([next(batches)]) == [whole[1]]
     assert loading.refusal(next, batches).startswith(f"{first} cannot be decoded: ")
 

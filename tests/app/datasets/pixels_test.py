@@ -9,9 +9,9 @@ from tests.app.datasets.sources import Rows
 from towers.app.config import TrainConfig
 from towers.app.training.build import build
 from towers.app.training.task import UserObjects
+from towers.resume.epoch import Epoch
 from towers.app.datasets import batches, pixels, tf_data
 from towers.app.datasets.npz import load as load_npz
-from towers.resume.source import InputOptions
 from towers.app.datasets.tf_data import Streamed
 from towers.app.datasets.user import from_splits
 
@@ -42,9 +42,9 @@ def dataset_of(container, x, directory=None, custom_loss=False):
 
 def taken(split, restored=()):
     """All x of a split, as a step gets them, in order and with their dtype."""
-    options = InputOptions(shuffle_buffer=1)
+    options = TrainConfig(shuffle_buffer=1)
     examples = batches.load_examples(split, options, restored)
-    ((x, _),) = batches.ordered_batches(examples, COUNT)
+    ((x, _),) = examples.batches(Epoch(COUNT))
     return x.numpy()
 
 
@@ -165,7 +165,7 @@ def test_images_among_several_inputs_are_restored_alone(split):
     dataset = from_splits("mine", split, None, custom_loss=True)
     assert dataset.divided == [True, False]
     examples = batches.load_examples(dataset.train, restored=[True, False])
-    (found,) = batches.ordered_batches(examples, 9)
+    (found,) = examples.batches(Epoch(9))
     x, *_ = keras.utils.unpack_x_y_sample_weight(found)
     image, other = tf.nest.flatten(x)
     np.testing.assert_array_equal(image, IMAGES)
@@ -194,9 +194,7 @@ def test_a_run_of_a_model_that_scales_images_is_that_of_the_bytes_as_floats():
         assert any(
             "images: 0 to 255 as they are, for 'rescaling" in note for note in run.notes
         ) is (x.dtype == "uint8"), run.notes
-        found.append(
-            [batches.shuffled_batches(run.train, 4, 1, 2), batches.ordered_batches(run.test, 4)]
-        )
+        found.append([run.train.batches(Epoch(4, 1, 2)), run.test.batches(Epoch(4))])
     for ours, theirs in zip(*found, strict=True):
         for (x, y), (expected, labels) in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(x, expected, rtol=1e-6)

@@ -7,7 +7,8 @@ from tests.app.datasets.sources import write_records
 from tests.loading import refusal
 from towers.app import datasets
 from towers.app.datasets import batches as input_lib, record_files
-from towers.resume.source import Epoch, InputOptions
+from towers.app.config import TrainConfig
+from towers.resume.epoch import Epoch
 
 ME = "tests.app.datasets.record_files_test"
 NUM_CLASSES = 3
@@ -62,8 +63,8 @@ def test_array_records_are_parsed_by_a_process(tmp_path, monkeypatch):
     write_records(tmp_path / "n-test.array_record-00000-of-00001", range(2))
     dataset = load(tmp_path, "tests.app.datasets.sources:from_bytes", "array_record")
     assert (dataset.input_shape, dataset.num_classes) == ((2, 3, 1), 10)
-    examples = input_lib.load_examples(dataset.train, InputOptions(data_workers=1))
-    labels = [y.numpy().tolist() for _, y in input_lib.shuffled_batches(examples, 4, 0, 0)]
+    examples = input_lib.load_examples(dataset.train, TrainConfig(data_workers=1))
+    labels = [y.numpy().tolist() for _, y in examples.batches(Epoch(4, 0, 0))]
     assert sorted(sum(labels, [])) == list(range(9))
     monkeypatch.setattr(f"{ME}.NUM_CLASSES", 0)
     message = refusal(load, tmp_path, f"{ME}:parse", "array_record")
@@ -94,7 +95,7 @@ def _folder(tmp_path):
 
 
 def numbers(examples, **place):
-    batches = input_lib.shuffled_batches(examples, 4, **{"seed": 0, "epoch": 0, **place})
+    batches = examples.batches(Epoch(4, **{"seed": 0, "number": 0, **place}))
     return [x.numpy()[:, 0].astype(int).tolist() for x, _ in batches]
 
 
@@ -102,8 +103,8 @@ def test_records_are_counted_parsed_and_met_once_an_epoch(folder):
     dataset = load(folder)
     assert (dataset.input_shape, dataset.num_classes) == ((1,), NUM_CLASSES)
     assert [datasets.num_examples(split) for split in (dataset.train, dataset.test)] == [13, 2]
-    examples = input_lib.load_examples(dataset.train, InputOptions(shuffle_buffer=1))
-    orders = [sum(numbers(examples, epoch=epoch), []) for epoch in range(4)]
+    examples = input_lib.load_examples(dataset.train, TrainConfig(shuffle_buffer=1))
+    orders = [sum(numbers(examples, number=epoch), []) for epoch in range(4)]
     assert [sorted(order) for order in orders] == [list(range(13))] * 4
     assert len({tuple(order) for order in orders}) > 1  # the files' order
     assert numbers(examples, start_step=2) == numbers(examples)[2:]
@@ -130,7 +131,7 @@ def test_the_digest_follows_names_and_sizes_and_not_the_place(folder):
 @pytest.mark.telling("GZIP")
 @pytest.mark.parametrize("compression", ["GZIP", "ZLIB"])
 def test_compressed_files_give_the_batches_of_plain_ones(folder, compression):
-    place = {"epoch": 1, "start_step": 1}
+    place = {"number": 1, "start_step": 1}
     expected = numbers(input_lib.load_examples(load(folder).train), **place)
     for path in folder.glob("*/[bc].tfrecord"):  # file a stays as it is
         records = list(tf.data.TFRecordDataset(str(path)))
@@ -175,5 +176,5 @@ def test_a_flipped_byte_is_named_when_its_turn_comes(folder):
     content[-5] ^= 1
     path.write_bytes(content)
     examples = input_lib.load_examples(load(folder).train)
-    message = refusal(list, input_lib.shuffled_batches(examples, 4, 0, 0))
+    message = refusal(list, examples.batches(Epoch(4, 0, 0)))
     assert message.startswith(f"{folder} (train): example 12 cannot be read: corrupted record")

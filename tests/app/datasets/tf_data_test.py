@@ -9,11 +9,12 @@ import pytest
 import tensorflow as tf
 
 from tests.loading import refusal
+from towers.resume.epoch import Epoch
 from towers.app.datasets import batches as input_lib, dataset, tf_data, user
 from towers.app.datasets.tf_data import Cached, Streamed
 from towers.app.datasets.user import from_splits, num_examples
-from towers.resume import source
-from towers.resume.source import InputOptions
+from towers.machine import terminal
+from towers.app.config import TrainConfig
 
 COUNT, BATCH, BUFFER = 23, 5, 6
 
@@ -31,9 +32,9 @@ def pairs(count=COUNT):
 
 
 def order(split=None, **place):
-    options = InputOptions(shuffle_buffer=BUFFER)
+    options = TrainConfig(shuffle_buffer=BUFFER)
     examples = input_lib.load_examples(split or pairs(), options)
-    batches = input_lib.shuffled_batches(examples, BATCH, **{"seed": 0, "epoch": 0, **place})
+    batches = examples.batches(Epoch(BATCH, **{"seed": 0, "number": 0, **place}))
     return [x.numpy()[:, 0].tolist() for x, _ in batches]
 
 
@@ -57,16 +58,16 @@ def test_an_epoch_reads_from_memory_what_another_has_read(monkeypatch):
 
     examples = input_lib.load_examples(generated(elements))
     for epoch in range(3):
-        batches = input_lib.shuffled_batches(examples, BATCH, 0, epoch)
+        batches = examples.batches(Epoch(BATCH, 0, epoch))
         assert sum(len(x) for x, _ in batches) == COUNT
     assert len(passes) == 2  # the first one counts
 
 
 def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():
-    message = refusal(input_lib.load_examples, pairs(), InputOptions(shuffle_buffer=7))
+    message = refusal(input_lib.load_examples, pairs(), TrainConfig(shuffle_buffer=7))
     assert message.startswith("shuffle_buffer (7): so many examples of 8 bytes take more than 25%")
     assert "use at most shuffle_buffer=6." in message
-    assert input_lib.load_examples(pairs(6), InputOptions(shuffle_buffer=6))
+    assert input_lib.load_examples(pairs(6), TrainConfig(shuffle_buffer=6))
 
 
 def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
@@ -75,8 +76,8 @@ def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
 
     records = tf.data.Dataset.range(COUNT).map(lambda index: tf.cast(index, tf.float32))
     split = Streamed(records, "here", COUNT, parse)
-    examples = input_lib.load_examples(split, InputOptions(shuffle_buffer=BUFFER))
-    batches = input_lib.shuffled_batches(examples, BATCH, 0, 0)
+    examples = input_lib.load_examples(split, TrainConfig(shuffle_buffer=BUFFER))
+    batches = examples.batches(Epoch(BATCH, 0, 0))
     assert refusal(list, batches).startswith("here: example 17 cannot be read: bad record")
 
 
@@ -95,7 +96,7 @@ def test_fewer_examples_than_at_the_start_are_refused_and_more_are_left():
 
 def test_the_digest_tells_streamed_from_cached(monkeypatch):
     def digest():
-        options = InputOptions(shuffle_buffer=BUFFER)
+        options = TrainConfig(shuffle_buffer=BUFFER)
         return input_lib.digest(input_lib.load_examples(pairs(), options))
 
     first = digest()
@@ -111,7 +112,7 @@ def generated(elements):
 
 
 def test_what_only_reading_tells_is_read_once_and_lines_say_how_far_it_is(monkeypatch, capsys):
-    monkeypatch.setattr(source, "SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(terminal, "SECONDS_BETWEEN_LINES", 0)
     passes = []
 
     def elements():

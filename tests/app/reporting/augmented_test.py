@@ -10,9 +10,9 @@ import tensorflow as tf
 import towers
 from towers import TrainConfig
 from towers.app.datasets import mnist
-from towers.app.datasets.batches import load_examples, shuffled_batches
+from towers.app.datasets.batches import load_examples
 from towers.app.reporting import augmented, charts
-from towers.resume.source import InputOptions
+from towers.resume.epoch import Epoch
 from tests.app.run_test import config
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
@@ -30,12 +30,12 @@ def digits():
 
 @pytest.mark.parametrize("name", ["crop_flip", f"{__name__}:changing_seven"])
 def test_each_version_is_an_example_of_that_epoch(name):
-    examples = load_examples(digits()[0], InputOptions(augment=name))
+    examples = load_examples(digits()[0], augment=name)
     x = digits()[0][0]
     for index, (original, *changed) in enumerate(augmented.versions(examples, seed=5)):
         np.testing.assert_array_equal(original, x[index])
         for epoch, version in enumerate(changed):
-            trained = np.concatenate([b for b, _ in shuffled_batches(examples, 16, 5, epoch)])
+            trained = np.concatenate([b for b, _ in examples.batches(Epoch(16, 5, epoch))])
             assert (trained == version).all(axis=(1, 2, 3)).any()
 
 

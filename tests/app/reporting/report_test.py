@@ -18,7 +18,8 @@ from towers.app.reporting.report import Report
 from towers.machine.user_lines import warn_user
 from towers.resume.checkpointer import Found
 from towers.resume.checkpoints import Checkpoint
-from towers.resume.train_state import Monitor, TrainState
+from towers.app.monitor import Monitor
+from towers.resume.train_state import TrainState
 
 BAR = "Epoch  3/12  [======      ] 273/469  loss 0.0812"
 

@@ -23,7 +23,8 @@ from towers.app.config import TrainConfig
 from towers.app.reporting import charts, run_files
 from towers.app.reporting.charts import draw_curves, figure_file
 from towers.app.reporting.run_files import RunFiles, save_model, TensorBoardLog, unreadable
-from towers.resume.train_state import Monitor, TrainState
+from towers.app.monitor import Monitor
+from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")

@@ -11,7 +11,7 @@ import pytest
 import towers
 from tests.app.run_test import config
 from towers.app.reporting.runs import list_runs
-from towers.resume import run_dir
+from towers.resume import directories
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 
@@ -35,7 +35,7 @@ def test_each_run_has_its_epochs_its_best_value_and_its_state():
         towers.train(config(run_dir="ended_early"), [Stop()])
     shutil.copytree("ended", "at_work")
     best = f"{min(history['val_loss']):.4g}"
-    with run_dir.locked(Path("at_work")):
+    with directories.locked(Path("at_work")):
         assert cells() == {
             "ended": ["2/2", "8", "val_loss", best, "complete"],
             "ended_early": ["0/2", "3", "stopped"],

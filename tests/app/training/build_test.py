@@ -14,7 +14,7 @@ import towers
 from tests.app import run_test
 from tests.resuming import FLAGS, outcome, resumed, train
 from towers.app.config import TrainConfig
-from towers.app.datasets.batches import ordered_batches
+from towers.resume.epoch import Epoch
 from towers.app.reporting.report import report_of
 from towers.app.training import failures, several_workers
 from towers.app.training.build import build, find_devices
@@ -22,9 +22,10 @@ from towers.app.training.failures import failures_explained
 from towers.app.training.loaded import build_metrics, load_newest
 from towers.app.training.task import load_callbacks, PYTHON, UserObjects
 from towers.machine import devices as devices_lib
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints, directories
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.run_dir import LOG
+from towers.app.run_dir import LOG
 from towers.resume.train_state import TrainState
 from towers.workers import workers
 from towers.workers.cluster import ALONE, Cluster
@@ -69,7 +70,7 @@ def test_without_a_name_the_optimizer_is_the_models_own():
 def test_synthetic_examples_have_the_models_shape():
     run = build(config(model="cnn", dataset="synthetic"))
     assert run.train.num_examples == 8192
-    x, _ = next(iter(ordered_batches(run.train, 4)))
+    x, _ = next(iter(run.train.batches(Epoch(4))))
     assert x.shape == (4, 28, 28, 1)
 
 
@@ -110,7 +111,7 @@ def _run():
 @pytest.fixture(name="directory")
 def _directory(run, tmp_path):
     directory = run_dir.create(str(tmp_path / "run"), "n", run.config.to_json())
-    (directory / run_dir.CHECKPOINTS).mkdir()
+    (directory / directories.CHECKPOINTS).mkdir()
     return directory
 
 
@@ -160,7 +161,7 @@ def test_the_newest_checkpoint_is_put_in_place(run, directory):
 )
 def test_what_is_no_checkpoint_of_this_run_is_refused(field, value, words, run, directory):
     save(run, directory, TrainState())
-    path = directory / run_dir.CHECKPOINTS / "epoch-0-step-0"
+    path = directory / directories.CHECKPOINTS / "epoch-0-step-0"
     state, arrays = checkpoints.read(path)
     newer = path.with_name("epoch-0-step-1")
     checkpoints.write(newer, checkpoints.Checkpoint({**state, field: value}, arrays))

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 import towers
 from tests.app.datasets.sources import Rows
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints
 from towers.app.config import TrainConfig
-from towers.app.datasets.batches import shuffled_batches
+from towers.resume.epoch import Epoch
 from towers.app.diagnosis.describe import describe
 from towers.app.reporting.report import Report
 from towers.app.training.build import build
@@ -331,7 +332,7 @@ def test_a_task_of_two_outputs_has_the_same_augmented_batches_of_rows_and_arrays
         describe(run, Report(shown), "run")
         found = [
             tf.nest.map_structure(lambda a: a.numpy().tolist(), batch)
-            for batch in shuffled_batches(run.train, 8, seed=1, epoch=1)
+            for batch in run.train.batches(Epoch(8, seed=1, number=1))
         ]
         assert AUGMENTED
         return found

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.app.datasets.batches import ordered_batches
+from towers.resume.epoch import Epoch
 from towers.app.reporting.charts import figure_file, or_warning
 from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
@@ -24,7 +24,7 @@ def confusion_of_run(run: Run, directory: Path, out: Report) -> None:
     with or_warning(FILE, out.warn):
         if run.test is None:
             raise ValueError("there are no test examples")
-        batches = ordered_batches(run.test, run.batch_size)
+        batches = run.test.batches(Epoch(run.batch_size))
         counts = np.zeros((), int)
         for batch in islice(batches, FAST_STEPS if run.config.fast_dev_run else None):
             x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)

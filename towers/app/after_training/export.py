@@ -13,7 +13,8 @@ import tensorflow as tf
 from towers.app.named import one_line
 from towers.app.models import load_file
 from towers.app.reporting.report import labelled
-from towers.resume import run_dir
+from towers.app import run_dir
+from towers.resume import directories
 
 
 def check(path: str | None) -> None:
@@ -57,7 +58,7 @@ def export_model(
 
     try:
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        run_dir.write_atomically(Path(path), write)
+        directories.write_atomically(Path(path), write)
     except (OSError, tf.errors.OpError) as error:
         raise ValueError(f"export ({path}) cannot be written: {one_line(error)}.") from error
     except Exception as error:  # Keras raises any type of error

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from towers.machine import files
-from towers.resume import run_dir
+from towers.app import run_dir
+from towers.resume import directories
 from towers.app.continued import check_modules
 from towers.app.config import TrainConfig, fields_with
 from towers.app.fields import Role
@@ -23,7 +24,7 @@ def find_file(path: str, argument: str) -> Path:
         candidates = [file]
     else:
         candidates = [file / run_dir.BEST, file / run_dir.FINAL]
-        with run_dir.explained(path, argument):
+        with directories.explained(path, argument):
             for candidate in candidates:
                 files.check_link(candidate)
     for candidate in candidates:

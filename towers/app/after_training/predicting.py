@@ -17,7 +17,8 @@ from towers.app.after_training import confusion, export
 from towers.app.after_training.model_files import class_names
 from towers.app.config import TrainConfig
 from towers.app.datasets import image_folder
-from towers.app.datasets.batches import load_examples, ordered_batches
+from towers.app.datasets.batches import load_examples
+from towers.resume.epoch import Epoch
 from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.models import load_file
@@ -27,8 +28,7 @@ from towers.app.training.task import PYTHON, load_either
 from towers.machine.devices import place_towers
 from towers.machine.words import counted, printable
 from towers.parallel.parallel_model import parallel_on
-from towers.resume.run_dir import explained, write_atomically
-from towers.resume.source import InputOptions
+from towers.resume.directories import explained, write_atomically
 from towers.step.exchange import towers_of
 from towers.step.sharding import rows_of_towers
 from towers.step.xla import FullBatch
@@ -187,8 +187,8 @@ def _prepare(
     with tf.device(_HOME):
         model = load_file(file, argument, compile=argument == "evaluate")
     dataset = _test_data(config, model, file, argument)
-    options = InputOptions(None, config.data_workers)
-    examples = load_examples(dataset.test, options, dataset.restored)
+    reading = TrainConfig(data_workers=config.data_workers)
+    examples = load_examples(dataset.test, reading, dataset.restored)
     num_devices, each = len(devices) * workers.num_workers, config.gpus_per_tower
     num_towers, total = config.num_towers_on(num_devices), examples.num_examples
     local = towers_of(workers.index, workers.num_workers, num_towers)
@@ -217,7 +217,7 @@ def _prepare(
     rows = partial(rows_of_towers, num_towers, local) if own_rows else None
 
     def batches() -> Iterator[Any]:
-        for step, batch in enumerate(ordered_batches(examples, size, rows), 1):
+        for step, batch in enumerate(examples.batches(Epoch(size, rows=rows)), 1):
             yield batch
             if out.is_due():
                 done = f"{min(step * size, total):,}/{total:,}"

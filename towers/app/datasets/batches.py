@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from towers.app.config import TrainConfig
 from towers.app.datasets import augment as augment_lib
 from towers.app.datasets.augment import example_seed
 from towers.app.datasets.dataset import Split
 from towers.app.datasets.pixels import with_bytes
 from towers.app.datasets.user import source_of
-from towers.resume.source import Batches, DataSource, Epoch, InputOptions, sha256
+from towers.app.datasets.source import Batches, DataSource
+from towers.resume.epoch import Epoch, sha256
 
 
 class Examples(NamedTuple):
@@ -38,60 +40,47 @@ class Examples(NamedTuple):
     @property
     def specs(self) -> Any:
         """Returns the specs of a batch: x, y and sample_weight; None for absent parts."""
-        return keras.utils.unpack_x_y_sample_weight(ordered_batches(self, 1).element_spec)
+        return keras.utils.unpack_x_y_sample_weight(self.batches(Epoch(1)).element_spec)
+
+    def batches(self, epoch: Epoch) -> Batches:
+        """Returns the global batches of an epoch that are left; the last one may be shorter.
+
+        `augment` changes x of batches such as (x [B, ...], y [B]) if the epoch is shuffled. With
+        `epoch.rows`, a source that `reads_rows` neither reads nor changes other rows.
+        """
+        key, augment, rows = epoch.key, self.augment, epoch.rows
+        if augment is not None and epoch.seed is not None:
+
+            def augmented(index: tf.Tensor, x: Any) -> Any:
+                changed = partial(augment, x, example_seed(key, index))
+                return changed() if rows is None else tf.cond(index < 0, lambda: x, changed)
+
+            epoch = epoch._replace(change=augmented)
+        batches = self.source.batches(epoch)
+        for change in self.changes:
+            batches = batches.map(change)
+        return batches
 
 
 def load_examples(
-    split: Split, options: InputOptions = InputOptions(), restored: Sequence[bool] = ()
+    split: Split,
+    config: TrainConfig = TrainConfig(),
+    restored: Sequence[bool] = (),
+    augment: str | None = None,
 ) -> Examples:
-    """Opens a split of a `Dataset`; multiplies the `restored` parts of x by 255 again."""
-    examples = Examples(source_of(split).opened(options))
+    """Opens a split of a `Dataset`; multiplies the `restored` parts of x by 255 again.
+
+    augment: the name of the change of training examples, as in `TrainConfig`.
+    """
+    examples = Examples(source_of(split).opened(config))
     if any(restored):
         examples = examples._replace(changes=[with_bytes(restored)])
-    if options.augment is None:
+    if augment is None:
         return examples
-    return examples._replace(augment=augment_lib.load(options.augment, examples.specs[0]))
+    return examples._replace(augment=augment_lib.load(augment, examples.specs[0]))
 
 
 def digest(examples: Examples) -> str:
     """Returns the SHA-256 of a split's size and its source's `identity`."""
     count = str(examples.num_examples).encode()
     return sha256(itertools.chain([count], examples.source.identity()))
-
-
-def shuffled_batches(
-    examples: Examples,
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    start_step: int = 0,
-    rows: Any = None,
-) -> Batches:
-    """Returns the shuffled global batches of an epoch, after `start_step` steps that are done.
-
-    `augment` changes x of batches such as (x [B, ...], y [B]); the last one may be shorter. seed:
-    the seed of the run. epoch: the number of the epoch, from 0. rows: None, or
-    `TowerStep.own_rows`: a source that `reads_rows` neither reads nor changes other rows.
-    """
-    rest = Epoch(batch_size, start_step, seed, epoch, rows=rows)
-    key, augment = rest.key, examples.augment
-    if augment is not None:
-
-        def change(index: tf.Tensor, x: Any) -> Any:
-            changed = partial(augment, x, example_seed(key, index))
-            return changed() if rows is None else tf.cond(index < 0, lambda: x, changed)
-
-        rest = rest._replace(change=change)
-    return _batches(examples, rest)
-
-
-def ordered_batches(examples: Examples, batch_size: int, rows: Any = None) -> Batches:
-    """Returns the global batches of a split, not shuffled; the last one may be shorter."""
-    return _batches(examples, Epoch(batch_size, rows=rows))
-
-
-def _batches(examples: Examples, epoch: Epoch) -> Batches:
-    batches = examples.source.batches(epoch)
-    for change in examples.changes:
-        batches = batches.map(change)
-    return batches

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.machine.words import counted
-from towers.resume.source import DataSource
+from towers.app.datasets.source import DataSource
 
 _MOST_CLASSES = 2**31 - 1  # labels are int32
 MEMORY_SHARE = 0.25  # data that take more are read while training runs

@@ -30,7 +30,8 @@ from towers.app.datasets.tf_data import cause
 from towers.machine.devices import count_cores
 from towers.machine.files import RefusedError, open_to_read, read
 from towers.machine.words import printable
-from towers.resume.source import DataSource, Epoch, ExplainedBatches, as_written, of_examples
+from towers.app.datasets.source import DataSource, ExplainedBatches, of_examples
+from towers.resume.epoch import Epoch, as_written
 
 Shape = tuple[int, int, int]
 

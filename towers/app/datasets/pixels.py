@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers, calls_in_order
-from towers.resume.source import as_written
+from towers.resume.epoch import as_written
 
 _RANK = 3  # [N, height, width]
 _DIVIDED = "uint8 images, divided by 255"

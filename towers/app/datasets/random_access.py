@@ -15,14 +15,9 @@ from towers.app.datasets.dataset import Found, other_length
 from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.reading.examples import ArrayRecords, Source, read_example
 from towers.app.reading.readers import Readers
-from towers.resume.source import (
-    DataSource,
-    Epoch,
-    ExplainedBatches,
-    InputOptions,
-    as_written,
-    of_batches,
-)
+from towers.app.config import TrainConfig
+from towers.app.datasets.source import DataSource, ExplainedBatches, of_batches
+from towers.resume.epoch import Epoch, as_written
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
@@ -41,10 +36,10 @@ class RandomAccess(DataSource):
     reads_rows = True
     labels = None
 
-    def opened(self, options: InputOptions) -> "RandomAccess":
-        if not options.data_workers:
+    def opened(self, config: TrainConfig) -> "RandomAccess":
+        if not config.data_workers:
             return self
-        return replace(self, readers=Readers(self.source, options.data_workers))
+        return replace(self, readers=Readers(self.source, config.data_workers))
 
     def identity(self) -> Iterator[bytes]:
         """Yields dtypes and shapes, and names and sizes of files: reading all would take long."""

@@ -17,7 +17,8 @@ from towers.app.datasets.user import named_classes, of_splits
 from towers.app.named import one_line
 from towers.app.reading.examples import ArrayRecords
 from towers.machine.files import open_to_read
-from towers.resume.source import Epoch, count_elements
+from towers.app.datasets.source import count_elements
+from towers.resume.epoch import Epoch
 
 TRAIN, TESTS = "train", ("val", "validation", "test")  # the first of TESTS that exists is used
 _HEAD, _TAIL = 12, 4  # bytes before and after a TFRecord's data

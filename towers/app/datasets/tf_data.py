@@ -27,16 +27,16 @@ from towers.app.datasets.dataset import (
 from towers.app.datasets.pixels import divided, divided_parts
 from towers.app.reading.examples import MEND
 from towers.machine.devices import count_cores
-from towers.resume.source import (
+from towers.app.config import TrainConfig
+from towers.app.datasets.source import (
     DataSource,
-    Epoch,
     ExplainedBatches,
-    InputOptions,
     count_elements,
     of_examples,
     read_through,
     with_x,
 )
+from towers.resume.epoch import Epoch
 from towers.step.structures import is_composite
 
 # Lengths of datasets: a run needs them several times, and TensorFlow may have to read all to count.
@@ -65,9 +65,9 @@ class Streamed(DataSource):
         buffer = min(self.shuffle_buffer, self.num_examples)
         return f"streamed while training runs, shuffled among {buffer:,}"
 
-    def opened(self, options: InputOptions) -> "Streamed":
+    def opened(self, config: TrainConfig) -> "Streamed":
         """Sets the shuffle buffer. Raises ValueError if it takes over a quarter of the memory."""
-        buffer, size = options.shuffle_buffer, _example_bytes(self.records)
+        buffer, size = config.shuffle_buffer, _example_bytes(self.records)
         if size is not None and not fits(size * min(buffer, self.num_examples)):
             most = max(1, int(MEMORY_SHARE * usable_memory() / size))
             raise ValueError(
@@ -137,7 +137,7 @@ class Cached(Streamed):
         labels = self.records.map(lambda x, y: y)
         return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 
-    def opened(self, options: InputOptions) -> "Cached":
+    def opened(self, config: TrainConfig) -> "Cached":
         # No take(N) may follow the cache: if TensorFlow does not know the length, the cache is
         # complete once its end has been read.
         records = self.records.take(self.num_examples).cache()

@@ -13,7 +13,7 @@ import tensorflow as tf
 from towers.app import named
 from towers.app.datasets import arrays, pixels, random_access, tf_data
 from towers.app.datasets.dataset import Dataset, Found, Split, describe, is_pair
-from towers.resume.source import DataSource, InMemory
+from towers.app.datasets.source import DataSource, InMemory
 
 _FORMS = (
     "((x_train, y_train), (x_test, y_test)), two unbatched tf.data.Datasets of (x, y), or "

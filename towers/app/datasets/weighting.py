@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from towers.app.class_weight import BALANCED, weights_of
 from towers.app.datasets.batches import Examples
-from towers.resume.source import as_written
+from towers.resume.epoch import as_written
 
 
 def weighed(

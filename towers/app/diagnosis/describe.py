@@ -10,7 +10,7 @@ import tensorflow as tf
 from towers import __version__
 from towers.app.command_line import as_flags
 from towers.app.config import TrainConfig
-from towers.app.datasets.batches import ordered_batches, shuffled_batches
+from towers.resume.epoch import Epoch
 from towers.app.diagnosis import plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.app.recipe.optimizer import given, shown_rate
@@ -107,7 +107,7 @@ def batch_split(batch_size: int, num_towers: int, num_examples: int) -> str:
 
 def show_plan(run: Run, out: Report) -> None:
     """Prints --plan: the transfers of a step, counted as on GPUs, or its stages; then its layers."""
-    spec, step = ordered_batches(run.train, run.batch_size).element_spec, run.step
+    spec, step = run.train.batches(Epoch(run.batch_size)).element_spec, run.step
     if step.stages:
         lines = plan.stage_table(step)
     elif step.policy.shares_memory:
@@ -125,7 +125,7 @@ def show_plan(run: Run, out: Report) -> None:
 
 def verified(run: Run) -> Verification:
     """Runs --verify_gradients; raises ValueError if gradients differ, unless it is `WARN`."""
-    batches = shuffled_batches(run.train, run.batch_size, run.config.seed, epoch=0)
+    batches = run.train.batches(Epoch(run.batch_size, run.config.seed))
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
     # A separate step, because the run's step would train with this check's graph, without noise.
     step = run.make_step(strategy="parameter_server", own_rows=False)

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from towers.app.datasets.batches import Examples, shuffled_batches
+from towers.app.datasets.batches import Examples
+from towers.resume.epoch import Epoch
 from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
 from towers.divide.tower_step import TowerStep
@@ -89,7 +90,7 @@ def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any
     """Yields shuffled global batches of one size, epoch after epoch."""
     full = min(batch_size, examples.num_examples)
     for epoch in itertools.count():
-        for batch in shuffled_batches(examples, batch_size, seed, epoch):
+        for batch in examples.batches(Epoch(batch_size, seed, epoch)):
             if tf.nest.flatten(batch)[0].shape[0] == full:
                 yield batch
 

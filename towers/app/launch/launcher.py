@@ -22,7 +22,7 @@ from towers.app.launch.supervise import End, supervise
 from towers.machine import nvidia
 from towers.machine.signals import handled_by
 from towers.machine.words import counted
-from towers.resume.run_dir import read_config
+from towers.app.run_dir import read_config
 from towers.workers.cluster import LOST_WORKER
 
 INSTALLED = "towers-train"

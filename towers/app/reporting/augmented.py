@@ -8,10 +8,10 @@ import keras
 import numpy as np
 
 from towers.app.datasets.augment import example_seed
-from towers.app.datasets.batches import Examples, ordered_batches
+from towers.app.datasets.batches import Examples
 from towers.app.reporting import charts
 from towers.app.training.build import Run
-from towers.resume.source import Epoch
+from towers.resume.epoch import Epoch
 
 FILE = "augmented.png"
 _EXAMPLES, _EPOCHS = 4, 7
@@ -41,7 +41,7 @@ def draw_augmented(run: Run, directory: Path, warn: Callable[[str], None]) -> No
 def versions(examples: Examples, seed: int) -> Iterator[list[np.ndarray]]:
     """Yields, for the first examples, x [...] and what training gets in epochs 1, 2, ..."""
     assert examples.augment is not None
-    batches = ordered_batches(examples._replace(changes=()), _EXAMPLES)
+    batches = examples._replace(changes=()).batches(Epoch(_EXAMPLES))
     x, _, _ = keras.utils.unpack_x_y_sample_weight(next(iter(batches)))
     keys = [Epoch(1, seed=seed, number=number).key for number in range(_EPOCHS)]
     for index, image in enumerate(x):

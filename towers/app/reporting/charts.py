@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from towers.resume.directories import write_atomically
+from towers.app.monitor import Monitor
 from towers.app.named import one_line
-from towers.resume.run_dir import write_atomically
-from towers.resume.train_state import Monitor
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

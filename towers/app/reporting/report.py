@@ -25,9 +25,10 @@ from towers.machine.devices import placement
 from towers.machine.user_lines import TowersWarning
 from towers.machine.words import counted, printable
 from towers.resume.checkpointer import Found
-from towers.resume.run_dir import BEST, FINAL
-from towers.resume.source import num_steps
-from towers.resume.train_state import Monitor, TrainState
+from towers.app.run_dir import BEST, FINAL
+from towers.resume.epoch import num_steps
+from towers.app.monitor import Monitor
+from towers.resume.train_state import TrainState
 from towers.step.state import digest
 from towers.workers.cluster import Cluster
 

@@ -19,7 +19,8 @@ from towers.app.reporting.augmented import draw_augmented
 from towers.app.training.build import Run
 from towers.machine import hang
 from towers.machine.places import LostDirectoryError
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints, directories
 from towers.resume.checkpoints import is_finite, step_of
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
@@ -72,7 +73,7 @@ class RunFiles(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Sets the files back to the run's position, because later epochs are computed again."""
-        state, folder = self._train_state, self._directory / run_dir.CHECKPOINTS
+        state, folder = self._train_state, self._directory / directories.CHECKPOINTS
         paths = [p for p in checkpoints.find(folder) if state.best_step == step_of(p)]
         if state.best_saved != state.best_step and paths:  # that epoch could not write best.keras
             groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
@@ -164,7 +165,7 @@ def save_model(model: keras.Model, path: Path) -> None:
         raise NonFiniteError(f"{path} is not written: the model holds NaN or infinite values{end}")
     try:
         with watch.at_work(f"writing {path}"), plain_schedule(getattr(model, "optimizer", None)):
-            run_dir.write_atomically(path, model.save)
+            directories.write_atomically(path, model.save)
     except OSError as error:
         raise LostDirectoryError(f"{path} cannot be written ({error.strerror}){end}") from None
 

@@ -9,7 +9,8 @@ from typing import Any
 from towers.app.config import TrainConfig
 from towers.machine import files
 from towers.machine.words import aligned, printable
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints, directories
 
 
 def list_runs(directory: Path) -> list[str]:
@@ -36,7 +37,7 @@ def _describe(path: Path) -> list[str]:
     """Returns a run's model, epochs, updates, best value of the monitor, and state."""
     config = TrainConfig.from_json(run_dir.read_config(path) or "")
     position: dict[str, Any] = {"epoch": 0, "step": 0}
-    folder = path / run_dir.CHECKPOINTS
+    folder = path / directories.CHECKPOINTS
     if paths := checkpoints.find(folder):
         manifest = files.read(paths[0] / checkpoints.MANIFEST, checkpoints.LARGEST_MANIFEST)
         position = json.loads(manifest)["content"]["state"]["position"]
@@ -55,9 +56,9 @@ def _describe(path: Path) -> list[str]:
 def _state(folder: Path, step: int) -> str:
     """Returns "running", "complete" or "stopped" for the folder of checkpoints."""
     try:
-        with files.open_to_read(folder / run_dir.LOCK) as file:
+        with files.open_to_read(folder / directories.LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        is_complete = int(files.read_text(folder / run_dir.COMPLETE)) == step
+        is_complete = int(files.read_text(folder / directories.COMPLETE)) == step
     except BlockingIOError:
         return "running"
     except FileNotFoundError:

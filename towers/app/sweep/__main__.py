@@ -16,7 +16,8 @@ from absl import flags
 from towers.app import command_line
 from towers.app.config import TrainConfig
 from towers.app.sweep.run_cells import make_cells, run_sweep
-from towers.resume.run_dir import RUNS, file_name
+from towers.app.run_dir import RUNS
+from towers.resume.directories import file_name
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists the main module's flags, also those defined here

@@ -34,7 +34,8 @@ from towers.app.sweep.chart import draw_sweep
 from towers.app.sweep.table import Row, advice
 from towers.machine import files, nvidia
 from towers.machine.words import counted
-from towers.resume import run_dir
+from towers.app import run_dir
+from towers.resume import directories
 
 SETTINGS, TABLE, CHART, CELLS = "sweep.json", "sweep.csv", "sweep.png", "cells"
 
@@ -130,7 +131,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
             stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if not path.exists() and not any(out_dir.iterdir()):
-                run_dir.write_text(path, json.dumps(now, indent=2) + "\n")
+                directories.write_text(path, json.dumps(now, indent=2) + "\n")
             then = json.loads(files.read_text(path))
             files.check_link(out_dir / CELLS)
         except BlockingIOError:
@@ -156,7 +157,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
 def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> Row:
     """Runs train.py for one cell in a separate process; returns the row, also of a failure."""
     label, batch_size, num_gpus = row.key
-    path = out_dir / CELLS / f"{run_dir.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
+    path = out_dir / CELLS / f"{directories.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
     shutil.rmtree(path, ignore_errors=True)  # left by an earlier attempt
     given = {**config.given(), "run_dir": path}
     command = [*train, *(f"--{name}={value}" for name, value in given.items())]
@@ -174,7 +175,7 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
             said += [line.strip() for line in stderr.splitlines() if line.strip()]
         errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
         return row._replace(error=(errors or said)[-1])
-    shutil.rmtree(path / run_dir.CHECKPOINTS, ignore_errors=True)  # no run continues from here
+    shutil.rmtree(path / directories.CHECKPOINTS, ignore_errors=True)  # no run continues from here
     try:
         return table.filled_row(row, path / run_dir.RESULTS)
     except (OSError, ValueError, LookupError) as error:

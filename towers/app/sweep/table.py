@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from towers.machine import files
 from towers.machine.places import LostDirectoryError
 from towers.machine.words import counted
-from towers.resume.run_dir import write_text
+from towers.resume.directories import write_text
 
 
 _LARGEST = 2**24  # bytes of a table

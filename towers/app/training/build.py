@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from towers.app.config import TrainConfig
 from towers.app.datasets.batches import Examples, load_examples
+from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.image_folder import describe_shape
 from towers.app.datasets.pixels import scale_for_model
 from towers.app.datasets.weighting import weighed
@@ -22,11 +23,11 @@ from towers.app.training.task import UserObjects, find_source, make_model_and_da
 from towers.app.training_fields import FAST_STEPS
 from towers.divide.tower_step import TowerStep
 from towers.machine import devices as devices_lib, places
-from towers.machine.devices import device_kind, has_started, is_gpu, policy_of
+from towers.machine.devices import Policy, device_kind, has_started, is_gpu, policy_of
 from towers.machine.gpus import gpu_devices
 from towers.machine.logical import logical_gpus, undivided_cpu
-from towers.resume.source import InputOptions, num_steps
-from towers.resume.train_state import Monitor, find_monitor
+from towers.resume.epoch import num_steps
+from towers.app.monitor import Monitor, find_monitor
 from towers.step.compiled import COMPILED, check_steps, directions, recompile
 from towers.step.stages import check_groups, check_stages
 from towers.step.structures import symbolic
@@ -72,48 +73,33 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
     configuration does not fit the machine, the data or the model, it raises ValueError.
     """
     begun = places.here()  # a function that makes the data may move the process
-    if config.accumulate is not None and config.num_towers is not None and config.resume is None:
-        # A resumed run has both, because its towers may now be on other devices.
-        raise ValueError(
-            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
-            f"({config.num_towers}) one of all devices: give only one of them."
-        )
     devices = find_devices(config)
-    policy = policy_of(devices)
-    may_copy = config.strategy != "parameter_server" and not policy.shares_memory
-    parameter_device = devices[0] if may_copy else f"/{config.variable_device}:0"
-    if is_gpu(parameter_device) and not devices_lib.has_gpus():
-        raise ValueError(
-            "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
-        )
+    policy, parameter_device = _find_policy(config, devices)
     source = find_source(config, objects)
     model, dataset = make_model_and_data(config, source, objects, parameter_device)
     dataset = scale_for_model(dataset, model)
-    options = InputOptions(config.augment, config.data_workers, config.shuffle_buffer)
-    train, test = load_examples(dataset.train, options, dataset.restored), None
-    if dataset.test is not None:
-        test = load_examples(dataset.test, options._replace(augment=None), dataset.restored)
+    train = load_examples(dataset.train, config, dataset.restored, config.augment)
+    # The test examples are never augmented.
+    test = None if dataset.test is None else load_examples(dataset.test, config, dataset.restored)
     num_devices = len(devices) * join_workers().num_workers
-    num_towers = config.num_towers_on(num_devices)
     batch_size = config.global_batch_size(num_devices)
-    steps = num_steps(train.num_examples, batch_size)
+    steps_an_epoch = num_steps(train.num_examples, batch_size)
     custom_loss = model.compiled
     with tf.device(parameter_device):
         if not model.built:
             model(tf.nest.map_structure(symbolic, train.specs[0]))
         train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
-        changes = _prepare_model(model, config, begun, source.optimizer, steps)
-        jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
-        if config.accumulate is not None:  # towers on one device take turns, even on a CPU
-            policy = dataclasses.replace(policy, take_turns=True)
+        changes = _prepare_model(model, config, begun, source.optimizer, steps_an_epoch)
         make_step = partial(
             TowerStep,
             model,
             devices=devices,
-            num_towers=num_towers,
+            num_towers=config.num_towers_on(num_devices),
             batch_norm=config.batch_norm,
             nonfinite=config.nonfinite,
-            jit_compile=jit_compile,
+            jit_compile=(
+                COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
+            ),
             strategy=config.strategy,
             gpus_per_tower=config.gpus_per_tower,
             stages=config.stage_names,
@@ -123,38 +109,17 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             batch_size=min(batch_size, train.num_examples),
         )
         step = make_step()
-    better: Mapping[str, str | None] = {"loss": "down", "accuracy": "up"}
-    if custom_loss:
-        _build_metrics(step, train)
-        better = directions(model, step.metrics.names)
+    better = _directions(step, train) if custom_loss else {"loss": "down", "accuracy": "up"}
     columns = [*better, *(f"val_{name}" for name in better if test is not None)]
     columns += ["noise_scale"] if config.noise_scale else []
     monitor = find_monitor(config.monitor, config.monitor_mode, better, columns)
-    begins = config.resume is None and dataset.name == "image_folder"  # resumed runs keep the size
-    is_placed = config.num_gpus is not None or config.accumulate is not None
-    shared = (
-        None
-        if is_placed
-        else (undivided_cpu(len(step.local_towers), config.num_towers is not None))
-    )
-    resolved = dataclasses.replace(
-        config,
-        num_towers=step.num_towers,
-        batch_size=batch_size,
-        batch_size_per_gpu=None,
-        image_size=describe_shape(dataset.input_shape) if begins else config.image_size,
-        variable_device="gpu" if is_gpu(parameter_device) else "cpu",
-        batch_norm=step.batch_norm,
-        cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
-        monitor=monitor.column,
-    )
-    return Run(
-        config=resolved,
+    run = Run(
+        config=config,
         step=step,
         train=train,
         test=test,
         batch_size=batch_size,
-        steps_an_epoch=steps,
+        steps_an_epoch=steps_an_epoch,
         workers=step.cluster,
         make_step=make_step,
         metrics=list(better),
@@ -165,8 +130,59 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         notes=[*dataset.notes, *weights, *changes],
         class_names=dataset.class_names,
         divided=dataset.divided_for_model,
-        warnings=[*dataset.warnings, *filter(None, [shared])],
+        warnings=[*dataset.warnings, *_warn_of_undivided_cpu(config, step)],
     )
+    return run._replace(config=_resolved(run, dataset, parameter_device))
+
+
+def _find_policy(config: TrainConfig, devices: Sequence[str]) -> tuple[Policy, str]:
+    """Returns the policy of the devices, and the device that holds the parameters."""
+    if config.accumulate is not None and config.num_towers is not None and config.resume is None:
+        # A resumed run has both, because its towers may now be on other devices.
+        raise ValueError(
+            f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
+            f"({config.num_towers}) one of all devices: give only one of them."
+        )
+    policy = policy_of(devices)
+    # With a copy on each device, the first device's copy is the one that is saved. Devices that
+    # share the CPU's memory need no copies.
+    may_copy = config.strategy != "parameter_server" and not policy.shares_memory
+    parameter_device = devices[0] if may_copy else f"/{config.variable_device}:0"
+    if is_gpu(parameter_device) and not devices_lib.has_gpus():
+        raise ValueError(
+            "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
+        )
+    if config.accumulate is not None:  # towers on one device take turns, even on a CPU
+        policy = dataclasses.replace(policy, take_turns=True)
+    return policy, parameter_device
+
+
+def _resolved(run: Run, dataset: Dataset, parameter_device: str) -> TrainConfig:
+    """Returns the configuration with all that this machine, the model and the data decided.
+
+    config.json holds it, so that a run that resumes on another machine is still the same run.
+    """
+    config, step = run.config, run.step
+    begins = config.resume is None and dataset.name == "image_folder"  # resumed runs keep the size
+    return dataclasses.replace(
+        config,
+        num_towers=step.num_towers,
+        batch_size=run.batch_size,
+        batch_size_per_gpu=None,
+        image_size=describe_shape(dataset.input_shape) if begins else config.image_size,
+        variable_device="gpu" if is_gpu(parameter_device) else "cpu",
+        batch_norm=step.batch_norm,
+        cpu_threads=devices_lib.intra_op_threads() if step.policy.divide_cores else None,
+        monitor=run.monitor.column,
+    )
+
+
+def _warn_of_undivided_cpu(config: TrainConfig, step: TowerStep) -> list[str]:
+    """Returns a line if several towers share one CPU device, unless the user placed them so."""
+    if config.num_gpus is not None or config.accumulate is not None:
+        return []
+    line = undivided_cpu(len(step.local_towers), config.num_towers is not None)
+    return [line] if line else []
 
 
 def _prepare_model(
@@ -200,8 +216,11 @@ def reads_own_rows(examples: Examples) -> bool:
     return can_choose and takes_time
 
 
-def _build_metrics(step: TowerStep, examples: Examples) -> None:
-    """Traces a tower and its metrics, so that examples that do not fit are a ValueError now."""
+def _directions(step: TowerStep, examples: Examples) -> Mapping[str, str | None]:
+    """Returns "up", "down" or None (unknown) for the loss and each metric of a compiled model.
+
+    It traces a tower and its metrics, so that examples that do not fit are a ValueError now.
+    """
     try:
         step.build_metrics("train", *examples.specs)
         for name, value in step.metrics.result().items():
@@ -215,6 +234,7 @@ def _build_metrics(step: TowerStep, examples: Examples) -> None:
         raise ValueError(
             f"model ({step.model.name!r}) cannot be trained on these data: {reason}."
         ) from error
+    return directions(step.model, step.metrics.names)
 
 
 def find_devices(config: TrainConfig) -> list[str]:

@@ -11,7 +11,8 @@ from towers.app.config import TrainConfig
 from towers.app.continued import identity
 from towers.app.training.build import Run
 from towers.divide.repeatable import UNSAVED_NOISE
-from towers.resume import checkpoints, run_dir
+from towers.app import run_dir
+from towers.resume import checkpoints, directories
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, variables_of
 from towers.resume.train_state import TrainState
@@ -43,13 +44,13 @@ def load_newest(
     checkpointer.hold(lambda: variables_of(run.step), callbacks, held)
     resume, directory = run.config.resume is not None, checkpointer.directory
     if resume and run.workers.is_chief:
-        folder = directory / run_dir.CHECKPOINTS
+        folder = directory / directories.CHECKPOINTS
         if (directory / run_dir.RESULTS).exists() and not checkpoints.find(folder):
             raise ValueError(
                 f"{folder} holds no checkpoint, and {directory} holds results that a start from "
                 "step 0 would replace. Name a new directory with `run_dir`."
             )
-    found = checkpointer.read(resume)
+    found = checkpointer.read(resume, has_final=(directory / run_dir.FINAL).is_file())
     if found is None:
         return TrainState()
     state, path = found.checkpoint.state, found.path
@@ -99,7 +100,7 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
     if run.workers.is_chief:
         config = dataclasses.replace(run.config, resume=None)
         run_dir.write_config(directory, config.to_json(), run.class_names)
-        run_dir.remove_temporary_files(directory)
+        directories.remove_temporary_files(directory)
     try:
         if is_new:
             checkpointer.save_first(train_state)

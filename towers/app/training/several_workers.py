@@ -4,16 +4,11 @@ import dataclasses
 import os
 from pathlib import Path
 
-import keras
-
-from towers.resume import run_dir
+from towers.app import run_dir
 from towers.app.config import fields_with
 from towers.app.datasets.batches import digest
 from towers.app.fields import Role
-from towers.machine.signals import Pending
-from towers.resume.train_state import TrainState
 from towers.workers.cluster import Cluster
-from towers.workers.workers import Workers
 from towers.app.training.build import Run
 
 
@@ -48,17 +43,3 @@ def check_same(run: Run) -> dict[str, str]:
     run.workers.check_same({**config, **digests})
     run.step.check_agreement()
     return data
-
-
-def agreed_signal(workers: Workers, pending: Pending, model: keras.Model, state: TrainState) -> int:
-    """Returns the signal that any worker has received, which ends all workers; 0 means none.
-
-    If a callback stops training in one worker, training stops in all of them.
-    """
-    signal, stop, stopped = workers.all_reduce_max(
-        pending.number or 0, int(model.stop_training), int(state.stopped)
-    )
-    model.stop_training, state.stopped = bool(stop), bool(stopped)
-    if signal:
-        workers.barrier()
-    return signal

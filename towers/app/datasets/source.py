@@ -1,26 +1,24 @@
 """DataSource gives the examples of one split, from any step of an epoch on."""
 
-import hashlib
 import queue
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
 
+from towers.app.config import TrainConfig
 from towers.machine.devices import count_cores
-from towers.machine.words import printable
+from towers.machine.terminal import Lines
+from towers.resume.epoch import Epoch, as_written, content_of
 from towers.step.structures import gather_rows
 
 _ROWS = 16  # elements per batch: little Python time, and a slow source still shows progress
 _TICK = 0.5
-SECONDS_BETWEEN_LINES = 10.0
 _SECONDS_TO_STOP = 2.0
 
 
@@ -69,80 +67,7 @@ def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
         thread.join(_SECONDS_TO_STOP)
 
 
-class Lines:
-    """Prints lines on stderr, "WHAT: COUNT in SECONDS s", about work of more than a few seconds."""
-
-    def __init__(self, what: str, advice: str = "") -> None:
-        self._what, self._advice = what, advice
-        self._begun, self._due = time.monotonic(), 0.2 * SECONDS_BETWEEN_LINES
-
-    def show(self, count: int) -> None:
-        """Prints a line with `count` if the last line is old enough."""
-        seconds = time.monotonic() - self._begun
-        if seconds < self._due or sys.stderr is None:
-            return
-        with suppress(OSError):
-            text = f"{self._what}: {count:,} in {seconds:.0f} s{self._advice}"
-            print(printable(text), file=sys.stderr, flush=True)
-        self._due, self._advice = seconds + SECONDS_BETWEEN_LINES, ""
-
-
 _PREFETCHED_BATCHES = 2  # the next batch is ready when a step ends; more batches only take memory
-
-# AutoGraph would take 0.05 s in each process to rewrite a function for tf.data.
-as_written = tf.autograph.experimental.do_not_convert
-
-
-class InputOptions(NamedTuple):
-    """Holds the configuration's options for reading and changing examples."""
-
-    augment: str | None = None  # changes training examples: "crop_flip", "module:function"
-    data_workers: int = 0  # processes that read a random-access source; 0 uses a thread
-    shuffle_buffer: int = 10_000  # for a streamed tf.data.Dataset, in examples
-
-
-class Epoch(NamedTuple):
-    """Describes the rest of an epoch. The default is a whole epoch in the order of the split."""
-
-    batch_size: int  # the number of examples in a global batch, B
-    start_step: int = 0  # the number of steps that are done
-    seed: int | None = None  # the run's seed, which shuffles the examples; None does not shuffle
-    number: int = 0  # the number of the epoch, from 0
-    change: Callable[[tf.Tensor, Any], Any] | None = None  # (index, x) -> x for each example
-    rows: Callable[..., Any] | None = None  # `TowerStep.own_rows`, for a source that `reads_rows`
-
-    @property
-    def key(self) -> int:
-        """Returns the seed of the epoch's random numbers. Each pair (seed, number) has its own."""
-        state = np.random.SeedSequence([self.seed or 0, self.number]).generate_state(1, np.uint64)
-        return int(state[0] >> 1)
-
-    def order(self, places: tf.Tensor, count: int) -> tf.Tensor:
-        """Returns the indices, below `count`, of the examples or files at these places."""
-        return places if self.seed is None else shuffled(places, self.seed, self.number, count)
-
-    def indices(self, num_examples: int, use: Any = lambda index: index) -> tf.data.Dataset:
-        """Returns use(int64 [B]) for each batch: order(start_step * B), ..., order(N - 1).
-
-        If this worker does not need an example, ~index, which is negative, stands for it.
-        """
-        size = self.batch_size
-
-        @as_written
-        def indices_of(step: tf.Tensor) -> Any:
-            begin = step * size
-            end = tf.minimum(begin + size, num_examples)
-            index = self.order(tf.range(begin, end), num_examples)
-            if self.rows is not None:
-                index = tf.where(self.rows(tf.size(index)), index, ~index)
-            return use(index)
-
-        return tf.data.Dataset.range(self.start_step, num_steps(num_examples, size)).map(indices_of)
-
-    def digest(self, num_examples: int) -> str:
-        """Returns the SHA-256 of the epoch's indices. A million of them take about 0.1 seconds."""
-        whole = Epoch(num_examples, seed=self.seed, number=self.number)
-        return sha256(index.numpy() for index in whole.indices(num_examples))
 
 
 @dataclass(frozen=True)
@@ -185,7 +110,7 @@ class DataSource:
         """Tells the user how examples are read in training. It is "" for examples in memory."""
         return ""
 
-    def opened(self, options: InputOptions) -> "DataSource":
+    def opened(self, config: TrainConfig) -> "DataSource":
         """Returns the source with its readers or its tensors, ready for a run."""
         return self
 
@@ -214,20 +139,15 @@ class InMemory(DataSource):
     def labels(self) -> Any:
         return self.parts[1]
 
-    def opened(self, options: InputOptions) -> "InMemory":
+    def opened(self, config: TrainConfig) -> "InMemory":
         with tf.device("/cpu:0"):
             tensors = tf.nest.map_structure(
                 tf.convert_to_tensor, self.parts, expand_composites=True
             )
         return InMemory(tensors)
 
-    def identity(self) -> Iterator[Any]:
-        """Yields the dtype, shape and bytes of each array. None parts are skipped."""
-        for part in tf.nest.flatten(self.parts, expand_composites=True):
-            if part is not None:
-                values = part.numpy().reshape(-1)
-                yield f"{part.dtype.name} {part.shape}".encode()
-                yield b"\0".join(values) if part.dtype == tf.string else values.view(np.uint8).data
+    def identity(self) -> Iterable[Any]:
+        return content_of(self.parts)
 
     def batches(self, epoch: Epoch) -> tf.data.Dataset:
         # The function captures the tensors: constants are limited to protobuf's 2 GB.
@@ -238,11 +158,6 @@ class InMemory(DataSource):
 
         batches = epoch.indices(self.num_examples, rows)
         return prepare_ahead(batches) if epoch.change is None else of_batches(batches, epoch)
-
-
-def num_steps(num_examples: int, batch_size: int) -> int:
-    """Returns the number of global batches of an epoch, including an uneven last batch."""
-    return -(-num_examples // batch_size)
 
 
 def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
@@ -280,17 +195,3 @@ def prepare_ahead(batches: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dat
     # Graph rewriting would copy the captured tensors in each epoch.
     options.experimental_optimization.apply_default_optimizations = False
     return batches.prefetch(_PREFETCHED_BATCHES).with_options(options)
-
-
-def shuffled(indices: tf.Tensor, seed: int, epoch: int | tf.Tensor, count: int) -> tf.Tensor:
-    """Returns the epoch's permutation of 0 ... count - 1 at `indices`, in their dtype."""
-    key = tf.stack([tf.constant(seed, tf.int64), tf.cast(epoch, tf.int64)])
-    return tf.random.experimental.index_shuffle(indices, key, tf.constant(count - 1, tf.int64))
-
-
-def sha256(parts: Iterable[Any]) -> str:
-    """Returns the SHA-256 of the joined parts, in hex. 2 GB take about a second."""
-    result = hashlib.sha256()
-    for part in parts:
-        result.update(part)
-    return result.hexdigest()

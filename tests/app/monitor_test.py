@@ -1,0 +1,126 @@
+"""The best epoch of a run, by the column that a user names or the default."""
+
+import math
+
+import pytest
+
+from towers.app.monitor import Monitor, find_monitor
+from towers.resume.train_state import TrainState
+
+LOWEST_LOSS = Monitor("val_loss", highest=False)
+DIRECTIONS = {"loss": "down", "mae": "down", "auc": "up", "mean": None}
+COLUMNS = [*DIRECTIONS, *(f"val_{name}" for name in DIRECTIONS)]
+
+
+def best_of(train_state):
+    return train_state.best, train_state.best_step, train_state.epochs_since_best
+
+
+def best_after(values, monitor, **others):
+    """The best of epochs of 10 updates with these monitored values."""
+    train_state = TrainState()
+    for epoch, value in enumerate(values, 1):
+        train_state.step = 10 * epoch
+        logs = {"val_loss": 1.0, **others, monitor.column: value}
+        train_state.end_epoch([], logs, monitor.score(logs))
+    return best_of(train_state)
+
+
+@pytest.mark.parametrize(
+    "monitor, values, expected",
+    [
+        (Monitor(), [0.1, 0.9, 0.8], (0.9, 20, 1)),
+        (LOWEST_LOSS, [0.1, 0.9, 0.8], (-0.1, 10, 2)),
+        (Monitor("loss", False), [3.0, 2.0, 1.0], (-1.0, 30, 0)),
+        (Monitor("accuracy", True), [0.5, 0.5, 0.5], (0.5, 10, 2)),
+        (Monitor(), [], (None, None, 0)),
+    ],
+)
+def test_the_first_of_the_best_epochs_counts(monitor, values, expected):
+    assert best_after(values, monitor) == expected
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_epoch_that_is_not_finite_is_never_the_best(value):
+    assert best_after([value], LOWEST_LOSS) == (None, None, 1)
+    assert best_after([value, 0.5], LOWEST_LOSS) == (-0.5, 20, 0)
+    assert best_after([0.9], Monitor(), val_loss=value) == (None, None, 1)
+
+
+@pytest.mark.parametrize(
+    "losses, best_step, best",
+    [
+        ([1.0, 0.05, 0.5], 20, 1),  # the lowest loss among equal accuracies
+        ([1.0, 1.0, 1.0], 10, 0),  # the first of equal epochs
+        ([1.0, math.nan, 0.5], 30, 2),
+    ],
+)
+def test_among_equal_values_the_lowest_loss_is_the_best_without_postponing_the_early_stop(
+    losses, best_step, best
+):
+    train_state, columns = TrainState(), {"val_accuracy": [0.9] * 3, "val_loss": losses}
+    for loss in losses:
+        train_state.step += 10
+        values = {"loss": 1.0, "val_loss": loss, "val_accuracy": 0.9}
+        train_state.end_epoch([], values, Monitor().score(values))
+        train_state = TrainState.from_json(train_state.to_json())  # as from a checkpoint
+    assert best_of(train_state) == (0.9, best_step, 2)
+    assert Monitor().best_index(columns) == best
+    older = {**train_state.to_json(), "best_loss": None}  # the loss of its best is not known
+    train_state = TrainState.from_json(older)
+    values["val_loss"] = 0.01
+    train_state.end_epoch([], values, Monitor().score(values))
+    assert train_state.best_step == best_step
+
+
+@pytest.mark.parametrize(
+    "values, lowest, highest",
+    [
+        ([0.5, 0.1, 0.9, 0.9, 0.1], 1, 2),
+        ([math.nan, 0.5, -math.inf], 1, 1),
+        ([math.nan], None, None),
+        ([], None, None),
+    ],
+)
+def test_the_best_index_is_the_first_among_the_finite_values(values, lowest, highest):
+    found = [Monitor("x", best).best_index({"x": values}) for best in (False, True)]
+    assert found == [lowest, highest]
+
+
+@pytest.mark.parametrize(
+    "columns, expected",
+    [
+        (["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),
+        (["loss", "mae", "val_loss", "val_mae"], "val_loss"),
+        (["loss", "accuracy"], "loss"),
+    ],
+)
+def test_the_default_is_what_there_is_of_validation(columns, expected):
+    directions = {"loss": "down", "accuracy": "up"}
+    assert find_monitor(None, "auto", directions, columns).column == expected
+
+
+@pytest.mark.parametrize(
+    "column, mode, highest",
+    [
+        ("val_auc", "auto", True),
+        ("mae", "auto", False),
+        ("val_loss", "auto", False),
+        ("val_mean", "max", True),
+        ("auc", "min", False),
+    ],
+)
+def test_the_direction_is_the_metrics_or_what_is_asked_for(column, mode, highest):
+    assert find_monitor(column, mode, DIRECTIONS, COLUMNS) == Monitor(column, highest)
+
+
+@pytest.mark.parametrize(
+    "column, message",
+    [
+        ("val_acc", r"monitor \('val_acc'\) must be a column: loss, mae, auc, mean, val_loss, "),
+        ("val_mean", "does not know whether its highest .* monitor_mode=max or monitor_mode=min"),
+    ],
+)
+def test_a_column_that_is_not_there_or_has_no_direction_is_refused(column, message):
+    with pytest.raises(ValueError, match=message):
+        find_monitor(column, "auto", DIRECTIONS, COLUMNS)
