@@ -46,7 +46,7 @@ def measure_exchange(megabytes: Sequence[float], rounds: int) -> dict[str, Any]:
 
 
 def _sum(step: towers.TowerStep, values: list[Any]) -> Any:
-    return step.exchange.reduce([values], step.tower_devices, add_on_devices=False)
+    return step.machine.exchange.reduce([values], step.tower_devices, add_on_devices=False)
 
 
 def _measure_size(step: towers.TowerStep, megabytes: float, rounds: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from towers import TrainConfig
 from towers.app.diagnosis import plan
 from towers.machine.devices import CPU, GPU
 from towers.divide.tower_step import TowerStep
-from towers.step.prefetch import prefetched
+from towers.divide.prefetch import prefetched
 from towers.step.structures import batch_specs
 
 CASES = {case.name: case for case in ODD}

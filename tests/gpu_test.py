@@ -20,7 +20,7 @@ from tests.conformance.gradients_test import keras_gradients, relative_differenc
 from tests.resuming import FLAGS, ROOT, outcome, train
 from tests.step.policy_test import pauses, tower_calls
 from towers.machine.devices import GPU, has_gpus
-from towers.step.prefetch import place
+from towers.divide.prefetch import place
 
 L = keras.layers
 KIND = "gpu" if has_gpus() else "cpu"
@@ -91,7 +91,7 @@ def test_towers_run_on_their_gpus_and_the_parameters_stay_on_the_cpu():
 def test_shards_are_copied_to_their_gpus_ahead_of_the_step():
     step = towers.TowerStep(images(), "adam", "mse", devices=DEVICES)
     x, y = (tf.constant(part) for part in image_batch(16))
-    placed = place(step, (x, y, None))
+    placed = place(step.machine, (x, y, None))
     for index, (x_shard, _, _) in enumerate(placed):  # TensorFlow calls every logical CPU CPU:0
         assert x_shard.device.endswith(f"GPU:{index}" if has_gpus() else "CPU:0")
     logs = step.train_batch(x, y, placed=placed)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from towers.parallel.parallel_model import make_parallel
     from towers.resume.resume import Resume
     from towers.step.gathering import gather
-    from towers.step.prefetch import prefetched
+    from towers.divide.prefetch import prefetched
     from towers.step.state import digest
 
 __version__ = "0.1.0"
@@ -39,7 +39,7 @@ _MODULES = {
     "logical_gpus": "towers.machine.logical",
     "make_parallel": "towers.parallel.parallel_model",
     "models": "towers.models",
-    "prefetched": "towers.step.prefetch",
+    "prefetched": "towers.divide.prefetch",
     "ran_once": "towers.parallel.model_steps",
     "tower_devices": "towers.machine.devices",
     "train": "towers.app.run",

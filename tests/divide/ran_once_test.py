@@ -7,9 +7,8 @@ import tensorflow as tf
 
 import towers
 from towers.divide.divided_step import DividedStep, method_of
-from towers.divide.run import Machine
-from towers.step.exchange import Exchange
-from towers.workers.workers import join_workers
+from towers.divide.machines import Machine
+from towers.step.exchange import LocalExchange
 from towers.divide.ran_once import RanOnce, warn_of
 from towers.machine.devices import REHEARSAL
 from towers.machine.user_lines import TowersWarning
@@ -156,7 +155,7 @@ def test_nothing_of_an_application_of_keras_runs_once(name):
     shape = (SIZES.get(name, 32),) * 2 + (3,)
     model = getattr(keras.applications, name)(weights=None, classes=10, input_shape=shape)
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    machine = Machine(["/cpu:0"] * 2, Exchange(2))
-    step = DividedStep(method_of(model, "train_step"), machine, cluster=join_workers())
+    machine = Machine(["/cpu:0"] * 2, LocalExchange(2))
+    step = DividedStep(method_of(model, "train_step"), machine)
     step.prepare((tf.TensorSpec((None, *shape)), tf.TensorSpec((None,), np.int32)))
     assert step.ran_once(BATCH) == []

@@ -13,7 +13,7 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 import towers
 from tests.step import small_step
 from towers.divide.tower_step import TowerStep
-from towers.step.prefetch import place
+from towers.divide.prefetch import place
 
 L = keras.layers
 TEXTS = ["a b", "b", "a", "a b a", "a", "b", "a", "a"]
@@ -63,7 +63,7 @@ def test_a_structure_is_traced_once_whatever_the_number_of_rows_and_placed_shard
         step(x, y)
     assert len(step.traces) == 1
     step(x, y, np.ones(5))
-    step.train_batch(x, y, placed=place(step, (x, y, None)))
+    step.train_batch(x, y, placed=place(step.machine, (x, y, None)))
     assert len(step.traces) == 3
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from towers.divide.divided import Divided
-from towers.divide.run import Machine
-from towers.step.exchange import Exchange
+from towers.divide.machines import Machine
+from towers.step.exchange import LocalExchange
 
 R = tf.raw_ops
 N3, N34, T3N4 = ("n", 3), ("n", 3, 4), (3, "n", 4)
@@ -148,7 +148,9 @@ def traced_and_divided(cases: list[Case]) -> tuple[Any, Divided]:
     whole = _traced(cases)
     shapes = [shape for case in cases for shape in case.shapes]
     row_inputs = [i for i, shape in enumerate(shapes) if "n" in shape]
-    return whole, Divided(whole.graph, row_inputs, Machine(["/cpu:0"] * TOWERS, Exchange(TOWERS)))
+    return whole, Divided(
+        whole.graph, row_inputs, Machine(["/cpu:0"] * TOWERS, LocalExchange(TOWERS))
+    )
 
 
 def assert_alike(cases: list[Case]) -> None:

@@ -12,7 +12,7 @@ import towers
 from tests.conformance.steps import fit_alike, model_with
 from tests.step.small_step import batch, make_step
 from towers.step import checks
-from towers.step.prefetch import place
+from towers.divide.prefetch import place
 
 L = keras.layers
 DIFFER = "the parts of a batch differ in their number of rows: "
@@ -88,8 +88,8 @@ def test_a_step_names_missing_labels_and_what_it_has_fixed(step):
 def test_placed_shards_with_another_number_of_examples_are_an_error(step):
     (x, y), (others, labels) = batch(8), batch(3)
     with pytest.raises(ValueError, match="the shard of tower 0 has 2 rows; of 8 examples it has 4"):
-        step.train_batch(x, y, placed=place(step, (others, labels, None)))
-    torn = [(shard, y_shard[:1], None) for shard, y_shard, _ in place(step, (x, y, None))]
+        step.train_batch(x, y, placed=place(step.machine, (others, labels, None)))
+    torn = [(shard, y_shard[:1], None) for shard, y_shard, _ in place(step.machine, (x, y, None))]
     with pytest.raises(ValueError, match="the shard of tower 0 has 1/4 rows; "):
         step.train_batch(x, y, placed=torn)
 

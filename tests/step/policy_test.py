@@ -19,7 +19,7 @@ from tests.step.small_step import batch, partition_graphs
 from towers.divide.facts import OWN
 from towers.divide.rule import RULES
 from towers.machine.devices import CPU, GPU, REHEARSAL
-from towers.step.prefetch import place
+from towers.divide.prefetch import place
 
 L = keras.layers
 HOME, DEVICES = "/cpu:0", ["/cpu:1", "/cpu:2", "/cpu:3"]  # no tower at home: its traffic shows
@@ -47,7 +47,7 @@ def graphs_of(policy, options, placed):
     """An update as it is traced, and what TensorFlow makes of that for each device."""
     step = make_step(policy, **dict(options))
     x, y = (tf.constant(part) for part in batch(24))
-    shards = place(step, (x, y, None)) if placed else None
+    shards = place(step.machine, (x, y, None)) if placed else None
     partitions = partition_graphs(lambda: step.train_batch(x, y, placed=shards))
     return step.traces[-1].graph, partitions
 

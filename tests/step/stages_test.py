@@ -22,7 +22,7 @@ from tests.step.stage_models import MODELS, bits
 from towers.divide.facts import OWN
 from towers.divide.rule import RULES
 from towers.machine.devices import CPU, GPU
-from towers.step.stages import Stages, balanced, check_stages, one_forward_one_backward
+from towers.step.stages import Stages, balanced, one_forward_one_backward
 
 L = keras.layers
 POLICIES = {"cpu": CPU, "gpu": GPU}
@@ -122,12 +122,12 @@ def test_models_without_stages_are_errors(model, error):
 
 
 def test_xla_does_not_compile_stages_nor_are_there_copies():
+    model, options = chain(4, 4), {"devices": devices(2), "gpus_per_tower": 2}
     for refused in ({"jit_compile": True}, {"strategy": "sharded"}):
         with pytest.raises(ValueError, match="does not go with"):
-            check_stages(2, None, **refused)
-    model = chain(4, 4)
+            towers.TowerStep(model, "sgd", "mse", **options, **refused)
     model.compile("sgd", "mse", jit_compile=True)
-    assert not towers.TowerStep(model, "sgd", "mse", devices=devices(2), gpus_per_tower=2).uses_xla
+    assert not towers.TowerStep(model, "sgd", "mse", **options).uses_xla
 
 
 def test_a_warning_says_that_xla_compiles_a_model_only_without_stages():

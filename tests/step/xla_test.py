@@ -115,8 +115,8 @@ def test_xla_does_not_depend_on_whether_a_model_is_compiled_before_make_parallel
     """Keras stores False for "auto" here, and for False: only a later compile can say that."""
     made = []
 
-    def uses(model, devices, jit_compile):
-        made.append(xla.uses_xla(model, devices, jit_compile))
+    def uses(model, devices, jit_compile, **options):
+        made.append(xla.uses_xla(model, devices, jit_compile, **options))
         raise Seen
 
     model = recurrent()

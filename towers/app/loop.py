@@ -27,7 +27,7 @@ from towers.parallel.fresh_copies import are_trusted
 from towers.resume.after_step import AfterStep
 from towers.resume.epoch import Epoch
 from towers.step.errors import NonFiniteError, values_explained
-from towers.step.prefetch import prefetched
+from towers.divide.prefetch import prefetched
 from towers.step.state import digest
 from towers.workers.watch import EPOCH
 

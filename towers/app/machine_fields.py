@@ -128,7 +128,7 @@ class MachineFields:
     )
     strategy: str = choice(
         "parameter_server",
-        choices.STRATEGIES,
+        tuple(choices.STRATEGIES),
         "The place of the "
         "parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
         "copy of them and of the optimizer's state on each GPU. sharded holds a copy of them, and "

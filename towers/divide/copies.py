@@ -19,9 +19,11 @@ from collections.abc import Sequence
 import keras
 import tensorflow as tf
 
+from towers.machine.choices import STRATEGIES
 from towers.machine.devices import HOST, Policy, short_name
 from towers.machine.keras_internals import store_in, stored_value
 from towers.machine.user_lines import warn_user
+from towers.step.placement import Placement
 from towers.step.transfers import spread
 
 
@@ -132,32 +134,33 @@ class NoCopies:
 
 
 def copies_of(
-    strategy: str, optimizer: keras.optimizers.Optimizer, parameters: Sequence[keras.Variable],
-    devices: Sequence[str], policy: Policy,
+    placement: Placement, optimizer: keras.optimizers.Optimizer,
+    parameters: Sequence[keras.Variable], devices: Sequence[str], policy: Policy,
 ) -> Copies | NoCopies:  # fmt: skip
-    """Returns the copies that a strategy keeps; devices: of each of this worker's towers.
+    """Returns the copies that a placement needs; devices: of each of this worker's towers.
 
     Devices that share one memory need no copies. Raises ValueError if the parameters are not on the
     first device.
     """
     places = list(dict.fromkeys(devices))
-    if strategy != "parameter_server" and policy.shares_memory:
+    strategy = STRATEGIES[placement.strategy]
+    if strategy.has_copies and policy.shares_memory:
         warn_user(
-            f"strategy={strategy}: these devices share one memory: the parameters stay where they "
+            f"strategy={placement.strategy}: these devices share one memory: the parameters stay where they "
             "are, and no copies are made.",
         )
-    elif strategy != "parameter_server":
+    elif strategy.has_copies:
         elsewhere = [v for v in parameters if short_name(v.value.device) != places[0]]
         if elsewhere:
             at = short_name(elsewhere[0].value.device)
             raise ValueError(
-                f"strategy={strategy}: {elsewhere[0].path} is on {at}, and the model's own "
+                f"strategy={placement.strategy}: {elsewhere[0].path} is on {at}, and the model's own "
                 f"variables are the copy of the first device, {places[0]}. Make the model under "
                 f"tf.device({places[0]!r}), or use strategy=parameter_server."
             )
         if len(places) > 1:
-            is_sharded = strategy == "sharded"
-            return Copies(optimizer, parameters, places, policy, is_sharded=is_sharded)
+            has_owners = strategy.has_owners
+            return Copies(optimizer, parameters, places, policy, is_sharded=has_owners)
     move_slots(optimizer, parameters, [short_name(v.value.device) for v in parameters])
     return NoCopies()
 

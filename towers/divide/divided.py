@@ -17,6 +17,7 @@ from towers.divide.context import reads, roots
 from towers.divide.copies import Copies, NoCopies
 from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, merged, new_op
+from towers.divide.machines import Machine
 from towers.divide.meetings import Meeting, divided_for_xla
 from towers.divide.mirrored import MirroredMeeting, copied_variables
 from towers.divide.own_moments import Marked
@@ -26,7 +27,7 @@ from towers.divide.pipeline import Pipeline, levels_of
 from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
-from towers.divide.run import Machine, Run
+from towers.divide.run import Run
 from towers.divide.stages import Stage
 
 _END = -2  # stands for the phase in which the results are read

@@ -9,22 +9,20 @@ import keras
 import tensorflow as tf
 
 from towers.divide.divided import Divided
+from towers.divide.machines import Machine
 from towers.divide.own_moments import Marked, marking
 from towers.divide.ran_once import RanOnce
 from towers.divide.repeatable import has_unsaved_noise, warn_of_unordered_sums
-from towers.divide.run import Machine
 from towers.divide.unchanged import unchanged
 from towers.machine import devices as devices_lib
 from towers.machine.keras_internals import stored_value
 from towers.machine.tensorflow_internals import custom_gradients_forgotten, traced_graph
 from towers.machine.user_lines import line_of
-from towers.step import checks
 from towers.step.checks import BatchInCode, checked_rows
 from towers.step.raw_variables import RawVariable
 from towers.step.structures import (
     SPLIT, as_tensor, batch_specs, components, map_tensors, packed,
 )  # fmt: skip
-from towers.workers.workers import Workers
 
 
 def method_of(model: keras.Model, name: str) -> Callable[[Any], Any]:
@@ -42,29 +40,21 @@ class DividedStep:
     takes_elements = True
 
     def __init__(
-        self, step: Callable[[Any], Any], machine: Machine, *, cluster: Workers,
-        model: keras.Model | None = None, batch_norm: str | None = None, gives_parts: bool = False,
+        self, step: Callable[[Any], Any], machine: Machine, *, model: keras.Model | None = None,
+        gives_parts: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
             step: a function of one global batch that returns logs or predictions.
             machine: where it runs.
-            cluster: the workers.
             model: the model that is trained.
-            batch_norm: "average" or "tower0" for layers that normalize each tower's rows by
-                themselves. Default: all layers take the mean and variance of the whole batch.
             gives_parts: whether `with_parts` will be called.
         """
-        self._step, self._machine, self._cluster = step, machine, cluster
-        self._gives_parts, self._model = gives_parts, model
-        self._batch_norm = batch_norm or "synchronized"
+        self._step, self.machine, self._gives_parts, self._model = step, machine, gives_parts, model
         devices_lib.set_graph_optimizer(machine.policy.optimize_graphs)
         self.traces: dict[str, tuple[Any, Divided]] = {}
         self._functions: dict[str, Any] = {}
         self.num_rows: int | None = None  # of the newest batch of `run`
-        self.policy, self.tower_devices = machine.policy, machine.devices
-        self.num_towers = machine.exchange.num_towers
-        self.local_towers, self.stages = machine.exchange.local_towers, machine.stages
 
     def prepare(self, data: Any) -> tuple[Any, Divided]:
         """Traces the step once for each structure of data: a global batch, or its TensorSpecs.
@@ -78,7 +68,7 @@ class DividedStep:
         return self.traces[key]
 
     def _trace(self, specs: Any) -> tuple[Any, Divided]:
-        flat, stages = components(specs), self.stages
+        flat, stages = components(specs), self.machine.stages
 
         def step(*data: tf.Tensor) -> Any:  # "data" as in Keras, in the names of messages
             with nullcontext() if stages is None else stages.scopes():
@@ -86,9 +76,9 @@ class DividedStep:
 
         # Not under tf.init_scope, which stops gradient tapes.
         marks: AbstractContextManager[dict[str, Marked]] = nullcontext({})
-        if self._batch_norm != "synchronized" and self._model is not None:
+        if self.machine.batch_norm != "synchronized" and self._model is not None:
             marks = marking(self._model)
-        with tf.device(self._machine.home), custom_gradients_forgotten(), marks as markers:
+        with tf.device(self.machine.home), custom_gradients_forgotten(), marks as markers:
             graph, made = traced_graph(step, flat)
             if not self._are_metrics(made):  # such as an optimizer that was not built before
                 markers.clear()
@@ -96,7 +86,7 @@ class DividedStep:
         warn_of_unordered_sums(graph)
         dense, row_splits = _row_inputs(specs)
         divided = Divided(
-            graph, dense, self._machine, gives_parts=self._gives_parts, row_splits=row_splits,
+            graph, dense, self.machine, gives_parts=self._gives_parts, row_splits=row_splits,
             markers=markers,
         )  # fmt: skip
         if divided.fixed_batch:
@@ -150,8 +140,8 @@ class DividedStep:
         is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
         with checked_rows(*(data if is_usual else [data])):
             with tf.name_scope(SPLIT), tf.device(devices_lib.HOST):
-                self._machine.exchange.check_same_batch(data)
-                data = self._machine.exchange.join_composites(data)
+                self.machine.exchange.check_same_batch(data)
+                data = self.machine.exchange.join_composites(data)
             shards = None if placed is None else list(map(components, placed))
             return run(*components(data), placed=shards)
 
@@ -160,9 +150,9 @@ class DividedStep:
 
         Returns None if the worker has only its own rows.
         """
-        if self._machine.exchange.has_own_rows:
+        if self.machine.exchange.has_own_rows:
             return None
-        with unchanged(self.assigned(data)), tf.device(self._machine.home):
+        with unchanged(self.assigned(data)), tf.device(self.machine.home):
             return tf.function(self._step, autograph=False)(data)
 
     @property
@@ -199,12 +189,12 @@ class DividedStep:
 
     def check_agreement(self) -> None:
         """Raises ValueError if workers differ in versions, settings or the step's variables."""
+        exchange, stages = self.machine.exchange, self.machine.stages
         settings = {
-            "num_towers": self._machine.exchange.num_towers, "batch_norm": self._batch_norm,
-            "stages": self.stages.names if self.stages else None,
+            "num_towers": exchange.num_towers, "batch_norm": self.machine.batch_norm,
+            "stages": stages.names if stages else None,
         }  # fmt: skip
-        variables = list(map(RawVariable, self.variables))
-        checks.check_agreement(self._cluster, variables, settings)
+        exchange.check_agreement(list(map(RawVariable, self.variables)), settings)
 
 
 def _variables(graph: Any) -> list[tf.Variable]:

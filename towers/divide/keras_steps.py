@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 from towers.divide.divided_step import DividedStep, method_of
-from towers.divide.run import Machine
+from towers.divide.machines import Machine
 from towers.divide.tower_results import measure_noise, towers_finite
 from towers.divide.unchanged import restore, unchanged
 from towers.divide.watched_update import WatchedUpdate
@@ -23,7 +23,6 @@ from towers.step.errors import checked
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
 from towers.step.sharding import BatchValues, Placed
-from towers.workers.workers import Workers
 
 
 class KerasSteps:
@@ -34,13 +33,13 @@ class KerasSteps:
 
     def __init__(
         self, twin: keras.Model, parameters: Sequence[keras.Variable],
-        machine_of: Callable[[str], Machine], *, cluster: Workers, batch_norm: str | None,
-        nonfinite: str, noise: NoiseMetric | None, metrics: BatchMetrics,
+        machine_of: Callable[[str], Machine], *, nonfinite: str, noise: NoiseMetric | None,
+        metrics: BatchMetrics,
     ) -> None:  # fmt: skip
         """
         twin: is compiled. parameters: its trainable variables. machine_of: tells where "train",
-        "test" and "predict" run. noise: measures the noise scale. The other arguments are the
-        arguments of `TowerStep`.
+        "test" and "predict" run. nonfinite: an argument of `TowerStep`. noise: measures the noise
+        scale. metrics: the metrics of the twin.
         """
         self._twin, self._parameters, self._machine = twin, parameters, machine_of("train")
         self._nonfinite, self._noise, self._metrics = nonfinite, noise, metrics
@@ -51,8 +50,7 @@ class KerasSteps:
         }  # fmt: skip
         self.divided = {
             name: DividedStep(
-                step, machine_of("train" if name == "gradients" else name), cluster=cluster,
-                model=twin, batch_norm=batch_norm,
+                step, machine_of("train" if name == "gradients" else name), model=twin,
                 gives_parts=name == "gradients" or name == "train" and noise is not None,
             )
             for name, step in steps.items()

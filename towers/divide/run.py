@@ -8,49 +8,18 @@ A worker has the values of its towers. Workers meet in the same order, because a
 the same phases.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
 from towers.divide.context import Context, Place, open_shape
-from towers.divide.copies import Copies, NoCopies
 from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Value
-from towers.machine.devices import CPU, HOST, Policy
+from towers.divide.machines import Machine
+from towers.machine.devices import HOST
 from towers.step.averaging import Tree, add_tree
-from towers.step.exchange import Exchange
-from towers.step.stages import Stages
 from towers.step.structures import SPLIT, SUM
 from towers.step.transfers import spread
-
-FullShards: TypeAlias = Callable[[Sequence[Any]], Sequence[Any]]
-
-
-@dataclass(frozen=True)
-class Machine:
-    """Says where a step runs.
-
-    devices: the device of each of this worker's towers; with stages, the first device of its group.
-    exchange: joins the workers' values.
-    home: the parameter device, where whole values are. policy: how devices are used.
-    full_batch: tells which towers XLA compiles, given T numbers of rows; None: none.
-    only_loops: whether XLA compiles only loops over sequences of one length.
-    takes_first: whether a statistic that each tower has is tower 0's if it is read whole, instead
-        of the average over all rows.
-    copies: the parameters' copies on the devices.
-    stages: the stages of the layers, each on another device of a tower's group; None: one stage.
-    """
-
-    devices: Sequence[str]
-    exchange: Exchange
-    home: str = HOST
-    policy: Policy = CPU
-    full_batch: FullShards | None = None
-    only_loops: bool = False
-    takes_first: bool = False
-    copies: Copies | NoCopies = field(default_factory=NoCopies)
-    stages: Stages | None = None
 
 
 class Run:
@@ -168,7 +137,8 @@ class Run:
             )
 
     def _is_sum(self, value: Value) -> bool:
-        is_averaged = value.dtype.is_floating and not self.machine.takes_first
+        # With batch_norm="tower0", the moving averages follow the statistics of tower 0 alone.
+        is_averaged = value.dtype.is_floating and self.machine.batch_norm != "tower0"
         return value.fact == PART or value.fact == EACH and is_averaged
 
     def _parts(self, value: Value) -> list[Any]:

@@ -7,10 +7,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.divide.copies import copies_of
 from towers.divide.keras_steps import KerasSteps
+from towers.divide.machines import Machine, make_machine
 from towers.divide.ran_once import RanOnce, warn_of
-from towers.divide.run import Machine
 from towers.divide.tower_results import error_of
 from towers.divide.trainable_flags import TrainableFlags
 from towers.divide.twin import twin_of
@@ -26,11 +25,11 @@ from towers.step.errors import first_error
 from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
+from towers.step.placement import Placement
 from towers.step.sharding import BatchValues, Placed, rows_of_towers
-from towers.step.stages import check_compiled, make_stages
 from towers.step.state import variables_device
 from towers.step.structures import any_rows, as_tensor, map_tensors
-from towers.step.xla import FIXED_SHAPES, FullBatch, uses_xla
+from towers.step.xla import FullBatch, uses_xla
 from towers.workers.watch import watched
 from towers.workers.workers import Workers, join_workers
 
@@ -47,6 +46,55 @@ class TowerStep:
     that are trainable when the step is made, are fixed: to change them, make a new step.
 
     traces: the functions of steps in the order of their traces; each takes any number of rows.
+
+    Args:
+        model: a built Keras 3 model.
+        optimizer: a Keras optimizer or its name. It is called once for each update, with the
+            gradients of the whole batch.
+        loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
+            every loss. A compiled model brings its optimizer, loss, loss weights and metrics.
+        loss_weights: a factor, or a list or dict with a factor for each output.
+        metrics: Keras metrics in any form that `compile` takes.
+        devices: the names of this process's devices. Default: `tower_devices()`.
+        num_towers: the number of towers of all workers together. Default: one for each device.
+        batch_norm: the rows of BatchNormalization's mean and variance in training. By default,
+            and with "synchronized", they are the whole batch, as on one device. With "average"
+            and "tower0", they are the tower's rows, and the moving averages follow the average
+            over the towers, weighted by rows, or tower 0.
+        nonfinite: the reaction to a NaN or infinite loss or gradient. "apply" updates, as Keras
+            does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
+            and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
+            gradients itself.
+        jit_compile: whether XLA compiles what towers compute between two meetings. "auto"
+            follows `model.jit_compile`, and compiles small recurrent layers on machines without
+            GPUs. "compiled" only follows `model.jit_compile`. It equals "auto" for a model that
+            is not compiled, or whose value is the one that Keras chooses for "auto".
+        batch_size: the number of examples in a full batch. XLA compiles only the towers of full
+            batches. Default: each batch is a full one.
+        strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
+            copy on every tower device, which makes the same update. With "sharded", each device
+            owns some parameters: it keeps their slots, updates them and sends them to the
+            others. All give the same bits.
+        gpus_per_tower: the number of devices that share the layers of one tower, in as many
+            stages. Any number gives the same bits.
+        stages: the names of the layers that begin the second and later stages. Default: stages
+            are balanced by the bytes of parameters and outputs.
+        policy: how devices are used. Default: the policy for their kind, CPU or GPU.
+        cluster: the workers that share the towers. Each makes the same step and passes the same
+            global batches. Default: the workers that the environment names.
+        own_rows: whether each of several workers passes only its own rows of x, y and
+            sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
+            examples of the worker's towers and for the first example. The other rows may hold
+            anything, such as zeros. Workers compare N and the first example.
+        noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
+            which most examples are wasted, estimated since `reset_metrics`. It needs two
+            towers. The weights keep their bits. The first 10 steps are measured, and then
+            every 20th step, which has its own trace. A gradient that was computed once, from
+            the rows of all towers, does not count.
+
+    Raises:
+        ValueError: an argument is wrong, a device does not exist, or the model is not built.
+
     """
 
     takes_elements = False  # but x, y and sample_weight
@@ -61,110 +109,53 @@ class TowerStep:
         policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
         own_rows: bool = False, batch_size: int | None = None,
     ) -> None:  # fmt: skip
-        """
-        Args:
-            model: a built Keras 3 model.
-            optimizer: a Keras optimizer or its name. It is called once for each update, with the
-                gradients of the whole batch.
-            loss: a Keras loss, its name, a function, or a list or dict of these; None if layers add
-                every loss. A compiled model brings its optimizer, loss, loss weights and metrics.
-            loss_weights: a factor, or a list or dict with a factor for each output.
-            metrics: Keras metrics in any form that `compile` takes.
-            devices: the names of this process's devices. Default: `tower_devices()`.
-            num_towers: the number of towers of all workers together. Default: one for each device.
-            batch_norm: the rows of BatchNormalization's mean and variance in training. By default,
-                and with "synchronized", they are the whole batch, as on one device. With "average"
-                and "tower0", they are the tower's rows, and the moving averages follow the average
-                over the towers, weighted by rows, or tower 0.
-            nonfinite: the reaction to a NaN or infinite loss or gradient. "apply" updates, as Keras
-                does. "stop" raises `NonFiniteError` before the update. "skip" leaves the update out
-                and does not count it in `optimizer.iterations`. A `LossScaleOptimizer` checks its
-                gradients itself.
-            jit_compile: whether XLA compiles what towers compute between two meetings. "auto"
-                follows `model.jit_compile`, and compiles small recurrent layers on machines without
-                GPUs. "compiled" only follows `model.jit_compile`. It equals "auto" for a model that
-                is not compiled, or whose value is the one that Keras chooses for "auto".
-            batch_size: the number of examples in a full batch. XLA compiles only the towers of full
-                batches. Default: each batch is a full one.
-            strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
-                copy on every tower device, which makes the same update. With "sharded", each device
-                owns some parameters: it keeps their slots, updates them and sends them to the
-                others. All give the same bits.
-            gpus_per_tower: the number of devices that share the layers of one tower, in as many
-                stages. Any number gives the same bits.
-            stages: the names of the layers that begin the second and later stages. Default: stages
-                are balanced by the bytes of parameters and outputs.
-            policy: how devices are used. Default: the policy for their kind, CPU or GPU.
-            cluster: the workers that share the towers. Each makes the same step and passes the same
-                global batches. Default: the workers that the environment names.
-            own_rows: whether each of several workers passes only its own rows of x, y and
-                sample_weight. For N examples, `step.own_rows(N)` returns bool [N], true for the
-                examples of the worker's towers and for the first example. The other rows may hold
-                anything, such as zeros. Workers compare N and the first example.
-            noise_scale: whether `train_batch` also returns "noise_scale", the batch size beyond
-                which most examples are wasted, estimated since `reset_metrics`. It needs two
-                towers. The weights keep their bits. The first 10 steps are measured, and then
-                every 20th step, which has its own trace. A gradient that was computed once, from
-                the rows of all towers, does not count.
-
-        Raises:
-            ValueError: an argument is wrong, a device does not exist, or the model is not built.
-        """
         checks.check_model(model)
-        checks.check_choice("batch_norm", batch_norm or "average", choices.BATCH_NORM)
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
-        checks.check_strategy(strategy)
+        placement = Placement(strategy, gpus_per_tower, stages, batch_norm or "synchronized")
+        placement.check_jit_compile(jit_compile)
         self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
-        self.stages = make_stages(
-            model, self.devices, gpus_per_tower, stages, strategy=strategy, jit_compile=jit_compile
-        )
-        firsts = list(self.stages.groups) if self.stages else self.devices
+        num_groups = placement.num_groups(len(self.devices))
         self.cluster = join_workers() if cluster is None else cluster
+        is_chosen = num_towers is not None
         if num_towers is None:
-            self.num_towers = self.cluster.num_workers * len(firsts)
-        else:
-            self.num_towers = num_towers
-        checks.check_counts(self.num_towers, batch_size, noise_scale)
-        self.exchange = make_exchange(self.cluster, self.num_towers, own_rows)
-        self.local_towers = self.exchange.local_towers
-        self.model, self.nonfinite = model, nonfinite
-        self.batch_norm = batch_norm or "synchronized"
-        self._num_rows = batch_size or 1  # of the newest batch
-        num_local = len(self.local_towers)
-        self.tower_devices = devices_lib.place_towers(num_local, firsts)
-        if devices is None and (shared := undivided_cpu(num_local, num_towers is not None)):
+            num_towers = self.cluster.num_workers * num_groups
+        checks.check_counts(num_towers, batch_size, noise_scale)
+        exchange = make_exchange(self.cluster, num_towers, own_rows)
+        self.num_towers, self.local_towers = num_towers, exchange.local_towers
+        if devices is None and (shared := undivided_cpu(len(self.local_towers), is_chosen)):
             warn_user(shared)
         self.policy = policy_of(self.devices) if policy is None else policy
         self.parameter_device = variables_device(model)
         self._twin = twin_of(model, optimizer, loss, loss_weights, metrics)
+        self.machine = make_machine(
+            model, self.optimizer, self.devices, exchange, placement, self.policy,
+            self.parameter_device,
+        )  # fmt: skip
+        self.tower_devices, self.stages = self.machine.devices, self.machine.stages
+        self.strategy = self.machine.copies
+        self.uses_xla = uses_xla(
+            model, self.devices, jit_compile, has_stages=self.stages is not None, twin=self._twin
+        )
+        find_rows = functools.partial(rows_of_towers, num_towers, self.local_towers)
+        self.own_rows = find_rows if own_rows else None  # N -> bool [N]
+        self.model, self.nonfinite, self.batch_norm = model, nonfinite, placement.batch_norm
+        self._num_rows = batch_size or 1  # of the newest batch
         self.metrics = BatchMetrics(self._twin, self.parameter_device)
         self.trainable_variables = list(model.trainable_variables)
         self._flags = TrainableFlags(model)
         with tf.device(self.parameter_device):
             self.noise = NoiseMetric() if noise_scale else None
-        find_rows = functools.partial(rows_of_towers, self.num_towers, self.local_towers)
-        self.own_rows = find_rows if own_rows else None  # N -> bool [N]
-        self.uses_xla = check_compiled(
-            self.stages, uses_xla(model, self.devices, jit_compile, self._twin)
-        )  # fmt: skip
-        self.strategy = copies_of(
-            strategy, self.optimizer, self.trainable_variables, self.tower_devices, self.policy
-        )  # fmt: skip
         self.full_batch = FullBatch(batch_size)
         self.steps = KerasSteps(
-            self._twin, self.trainable_variables, self._machine, cluster=self.cluster,
-            batch_norm=batch_norm, nonfinite=nonfinite, noise=self.noise, metrics=self.metrics,
+            self._twin, self.trainable_variables, self._machine, nonfinite=nonfinite,
+            noise=self.noise, metrics=self.metrics,
         )  # fmt: skip
         self._functions: dict[str, Any] = {}  # by method and the batch's structure
         self.traces: list[Any] = []
 
     def _machine(self, name: str) -> Machine:
-        compiled = functools.partial(self.full_batch.compiled, name) if self.uses_xla else None
-        return Machine(
-            self.tower_devices, self.exchange, self.parameter_device, self.policy, compiled,
-            self.uses_xla == FIXED_SHAPES, self.batch_norm == "tower0", self.strategy, self.stages,
-        )  # fmt: skip
+        return self.machine.compiling(self.uses_xla, self.full_batch, name)
 
     def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
         """Makes one synchronous update.
@@ -202,7 +193,7 @@ class TowerStep:
         logs, finite = self._run("train", (x, y, sample_weight), placed)
         if self.nonfinite == "stop" and finite is not None and not finite.numpy().all():
             towers = self._run("diagnosis", (x, y, sample_weight)).numpy()
-            places = self.exchange.places(self.tower_devices)
+            places = self.machine.exchange.places(self.tower_devices)
             raise error_of(finite.numpy(), towers, places, self.trainable_variables)
         return logs
 

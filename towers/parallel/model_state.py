@@ -1,20 +1,19 @@
 """Holds the state of a parallel model: its towers, its steps, and layers that are not built yet."""
 
-import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.divide.copies import NoCopies, copies_of
+from towers.divide.copies import Copies, NoCopies
 from towers.divide.divided_step import DividedStep, method_of
-from towers.divide.run import Machine
+from towers.divide.machines import Machine, make_machine
 from towers.divide.tower_step import TowerStep
-from towers.machine.devices import place_towers, policy_of
+from towers.machine.devices import policy_of
 from towers.machine.keras_internals import all_layers
 from towers.machine.user_lines import warn_user
 from towers.step import state as state_lib
@@ -22,8 +21,8 @@ from towers.step.compiled import COMPILED
 from towers.step.errors import NewestBatch
 from towers.step.exchange import make_exchange
 from towers.step.metrics import call_compute_loss, overrides
-from towers.step.stages import check_compiled, make_stages
-from towers.step.xla import FIXED_SHAPES, FullBatch, uses_xla
+from towers.step.placement import Placement
+from towers.step.xla import FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
 
 STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
@@ -37,19 +36,16 @@ class Towers:
     plain: keras.Model  # was given to `make_parallel`; both models share layers and variables
     unbuilt: Mapping[str, Any]  # the attributes of `plain` before it was built, by name
     parameter_device: str  # to build layers on
-    devices: list[str]  # this and the next six are arguments of `TowerStep`
+    devices: list[str]
     num_towers: int
-    batch_norm: str | None = None
-    strategy: str = "parameter_server"
-    gpus_per_tower: int = 1
-    stages: Sequence[str] | None = None
-    own_rows: bool = False
+    placement: Placement
+    own_rows: bool = False  # an argument of `TowerStep`
     workers: Workers = field(default_factory=join_workers)
     jit_compile: bool | str = COMPILED  # or "auto", False; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     full_batch: FullBatch = field(default_factory=FullBatch)
     steps: dict[str, DividedStep | TowerStep] = field(default_factory=dict)  # by "train", ...
-    machine: Machine | None = None  # where they run
+    machine: Machine | None = None  # where they run, but for XLA
     optimizer: Any = None  # the one that `machine` is for
     warned_of_speed: bool = False  # what a divided step runs once takes time
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
@@ -58,10 +54,10 @@ class Towers:
     )
 
     @property
-    def copies(self) -> Any:
+    def copies(self) -> Copies | NoCopies:
         """The copies of the parameters on the devices."""
         if isinstance(step := self.steps.get("train"), TowerStep):
-            return step.strategy
+            return step.machine.copies
         return NoCopies() if self.machine is None else self.machine.copies
 
 
@@ -165,9 +161,8 @@ def _measuring_step(model: keras.Model, name: str) -> TowerStep:
             "does not know: leave towers.NoiseScale() out."
         )
     return TowerStep(
-        model, devices=towers.devices, num_towers=towers.num_towers, batch_norm=towers.batch_norm,
-        strategy=towers.strategy, gpus_per_tower=towers.gpus_per_tower, stages=towers.stages,
-        own_rows=towers.own_rows, noise_scale=True,
+        model, devices=towers.devices, num_towers=towers.num_towers, own_rows=towers.own_rows,
+        noise_scale=True, **vars(towers.placement),
     )  # fmt: skip
 
 
@@ -179,19 +174,12 @@ def _divided_step(model: keras.Model, name: str) -> DividedStep:
         with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
             optimizer.build(model.trainable_variables)
     machine = _machine(model)
-    compiles: bool | str = False
     if is_keras:
         jit_compile = towers.jit_compile if model.compiled else bool(model.jit_compile)
-        compiles = check_compiled(machine.stages, uses_xla(model, towers.devices, jit_compile))
-    if compiles:
-        machine = replace(
-            machine, full_batch=functools.partial(towers.full_batch.compiled, name),
-            only_loops=compiles == FIXED_SHAPES,
-        )  # fmt: skip
-    return DividedStep(
-        method_of(model, f"{name}_step"), machine, cluster=towers.workers, model=model,
-        batch_norm=towers.batch_norm,
-    )  # fmt: skip
+        has_stages = machine.stages is not None
+        how = uses_xla(model, towers.devices, jit_compile, has_stages=has_stages)
+        machine = machine.compiling(how, towers.full_batch, name)
+    return DividedStep(method_of(model, f"{name}_step"), machine, model=model)
 
 
 def _machine(model: keras.Model) -> Machine:
@@ -201,26 +189,10 @@ def _machine(model: keras.Model) -> Machine:
     if optimizer is not None and not optimizer.built:
         optimizer = None
     if towers.machine is None or towers.optimizer is not optimizer:
-        stages = make_stages(
-            model,
-            towers.devices,
-            towers.gpus_per_tower,
-            towers.stages,
-            strategy=towers.strategy,
-            jit_compile=towers.jit_compile,
-        )
-        firsts = list(stages.groups) if stages else towers.devices
         exchange = make_exchange(towers.workers, towers.num_towers, towers.own_rows)
-        devices = place_towers(len(exchange.local_towers), firsts)
-        policy = policy_of(towers.devices)
-        copies = (
-            NoCopies()
-            if optimizer is None
-            else copies_of(towers.strategy, optimizer, model.trainable_variables, devices, policy)
-        )
         towers.optimizer = optimizer
-        towers.machine = Machine(
-            devices, exchange, parameter_device_of(model), policy,
-            takes_first=towers.batch_norm == "tower0", copies=copies, stages=stages,
+        towers.machine = make_machine(
+            model, optimizer, towers.devices, exchange, towers.placement,
+            policy_of(towers.devices), parameter_device_of(model),
         )  # fmt: skip
     return towers.machine

@@ -29,7 +29,7 @@ from towers.parallel.model_state import (
 from towers.step.checks import check_arrays, readable
 from towers.step.errors import first_error
 from towers.step.metrics import overrides
-from towers.step.prefetch import placed_ahead
+from towers.divide.prefetch import placed_ahead
 from towers.step.structures import batch_specs
 from towers.workers.watch import watched
 from towers.workers.workers import join_workers
@@ -59,7 +59,7 @@ class PlacedBatches:
                 )
                 for element in iterator
             )
-            is_placed = self._step.policy.prefetch_to_devices
+            is_placed = self._step.machine.policy.prefetch_to_devices
             self._batches = placed_ahead(self._step if is_placed else None, present)
         logs = None
         for element, placed in itertools.islice(self._batches, self._num_steps):
@@ -104,7 +104,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
             data = _make_variables(model, name, data)
             made: Callable = call
             step = step_of(model, name)
-            is_ahead = model.steps_per_execution == 1 and step.policy.prefetch_to_devices
+            is_ahead = model.steps_per_execution == 1 and step.machine.policy.prefetch_to_devices
             if (
                 name == "train"
                 and isinstance(data, tf.data.Iterator)

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from towers.divide.tower_step import TowerStep
 from towers.machine.argument_names import names_checked
-from towers.machine.choices import BATCH_NORM
 from towers.machine.devices import HOST, is_gpu, policy_of
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
 from towers.machine.logical import undivided_cpu
@@ -38,7 +37,8 @@ from towers.resume.resume import Resume, only_one
 from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
 from towers.step.compiled import COMPILED
-from towers.step.stages import check_groups, check_stages
+from towers.step.placement import Placement
+from towers.step.xla import FullBatch
 from towers.workers.workers import join_workers
 from towers.workers.written_files import check_writers
 
@@ -96,25 +96,19 @@ def make_parallel(
         ValueError: towers cannot compute the model, or an argument is wrong.
     """
     _check_model(model)
-    checks.check_choice("batch_norm", batch_norm or "average", BATCH_NORM)
-    checks.check_strategy(strategy)
+    placement = Placement(strategy, gpus_per_tower, stages, batch_norm or "synchronized")
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
-    options: dict[str, Any] = {"batch_norm": batch_norm, "strategy": strategy}
-    check_stages(gpus_per_tower, stages, strategy=strategy)
     devices = gpu_devices(gpus, count, gpus_per_tower)
     num_devices = len(devices) if gpus is None else len(device_indices(gpus))
-    check_groups(num_devices, gpus_per_tower)
-    workers = join_workers()
-    towers = num_devices // gpus_per_tower * workers.num_workers if count is None else count
+    num_groups, workers = placement.num_groups(num_devices), join_workers()
+    towers = num_groups * workers.num_workers if count is None else count
     if gpus is None or len(devices) < num_devices:
         most, is_chosen = workers.most_towers(towers), (gpus, count) != (None, None)
         if shared := undivided_cpu(most, is_chosen):
             warn_user(shared)
-    return parallel_on(
-        model, devices, towers, gpus_per_tower=gpus_per_tower, stages=stages, **options
-    )
+    return parallel_on(model, devices, towers, placement)
 
 
 def _check_model(model: Any) -> None:
@@ -139,20 +133,22 @@ def _check_model(model: Any) -> None:
 
 
 def parallel_on(
-    model: keras.Model, devices: list[str], num_towers: int, **options: Any
-) -> keras.Model:
-    """Returns the parallel model for these devices; `options` are further fields of `Towers`."""
+    model: keras.Model, devices: list[str], num_towers: int, placement: Placement, *,
+    own_rows: bool = False, full_batch: FullBatch | None = None,
+) -> keras.Model:  # fmt: skip
+    """Returns the parallel model for these devices; own_rows: an argument of `TowerStep`."""
     is_parallel = isinstance(model, ParallelModel)
     given, plain = towers_of(model).plain if is_parallel else model, model.__class__
-    has_copies = options.get("strategy") in ("mirrored", "sharded")
-    is_mirrored = has_copies and not policy_of(devices).shares_memory
+    is_mirrored = placement.makes_copies(policy_of(devices))
     towers = Towers(
         given,
         {} if model.built else dict(vars(given)),
         devices[0] if is_mirrored else HOST,
         devices,
         num_towers,
-        **options,
+        placement,
+        own_rows,
+        full_batch=full_batch or FullBatch(),
     )
 
     def fill(namespace: dict[str, Any]) -> None:
@@ -206,7 +202,7 @@ class ParallelModel(keras.Model):
     def fit(self, *args: Any, **kwargs: Any) -> Any:
         """Trains like `keras.Model.fit`. With a `towers.Resume` callback, it can resume."""
         fit, towers = super().fit, towers_of(self)
-        if towers.strategy != "parameter_server":
+        if towers.placement.makes_copies(policy_of(towers.devices)):
             fit = with_fresh_copies(fit, towers)
         callbacks = args[5] if len(args) > 5 else kwargs.get("callbacks")  # 6th argument
         check_writers(towers.workers, callbacks)
@@ -221,13 +217,15 @@ class ParallelModel(keras.Model):
                 if resume is None:
                     history = fit(*args, **kwargs)
                 else:
-                    batch_norm = towers.batch_norm or "synchronized"
                     history = resumed_fit(
                         self,
                         fit,
                         resume,
                         fit_arguments(*args, **kwargs),
-                        identity={"num_towers": towers.num_towers, "batch_norm": batch_norm},
+                        identity={
+                            "num_towers": towers.num_towers,
+                            "batch_norm": towers.placement.batch_norm,
+                        },
                         prepare=functools.partial(prepare_training, self),
                         full_batch=towers.full_batch.sizes["train"],
                     )

@@ -10,7 +10,6 @@ import numpy as np
 import tensorflow as tf
 
 from towers import __version__
-from towers.machine import choices
 from towers.machine.devices import HOST
 from towers.machine.keras_internals import all_layers
 from towers.step.sharding import Placed, shard_sizes
@@ -55,13 +54,6 @@ def check_agreement(
                 },
             }
         )
-
-
-def check_strategy(strategy: str) -> None:
-    """Raises ValueError for an unknown strategy and for asynchronous updates."""
-    if strategy == choices.ASYNC:
-        raise ValueError(choices.ASYNC_REFUSED)
-    check_choice("strategy", strategy, choices.STRATEGIES)
 
 
 def check_counts(num_towers: int, batch_size: int | None, noise_scale: bool) -> None:

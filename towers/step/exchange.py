@@ -15,12 +15,13 @@ The tree is the one in `averaging`. Its shape depends on the number of towers al
 the same bits on any number of workers. A worker needs only the sizes of other workers' shards.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
+from towers.step.checks import check_agreement
 from towers.step.sharding import BatchValues, Shard, batch_size, rows_of, shard_batch
 from towers.step.structures import (
     components,
@@ -31,9 +32,9 @@ from towers.step.structures import (
     take_rows,
 )
 from towers.step.transfers import pack, packages, unpack
-from towers.workers.cluster import Cluster
 from towers.workers.watch import ANOTHER_BATCH
 from towers.workers.worker_collectives import WorkerCollectives
+from towers.workers.workers import Workers
 
 _WIDTHS = "the workers' rows have different shapes: pad them to one shape"
 
@@ -44,56 +45,105 @@ def towers_of(worker: int, num_workers: int, num_towers: int) -> range:
     return range(begin, end)
 
 
-def make_exchange(cluster: Cluster, num_towers: int, own_rows: bool = False) -> "Exchange":
+def make_exchange(workers: Workers, num_towers: int, own_rows: bool = False) -> "Exchange":
     """Returns the exchange of one step; raises ValueError if there are more workers than towers.
 
     own_rows: whether a worker has only the rows of its towers, and the first row.
     """
-    if cluster.num_workers == 1:
-        return Exchange(num_towers)
-    if num_towers < cluster.num_workers:
+    if workers.num_workers == 1:
+        return LocalExchange(num_towers)
+    if num_towers < workers.num_workers:
         raise ValueError(
             f"num_towers ({num_towers}) must be at least the number of workers, "
-            f"{cluster.num_workers}: it counts the towers of all of them."
+            f"{workers.num_workers}: it counts the towers of all of them."
         )
-    return WorkersExchange(cluster, num_towers, own_rows)
+    return WorkersExchange(workers, num_towers, own_rows)
 
 
-class Exchange:
-    """Exchanges values where there is one worker: returns the values of its T towers."""
+class Exchange(Protocol):
+    """Exchanges values between the workers of a step.
 
-    is_alone = True
-    has_own_rows = False  # whether a worker has only the rows of its towers, and the first row
+    num_towers: T, the number of towers of all workers. local_towers: the towers of this worker.
+    is_alone: whether there is one worker. has_own_rows: whether a worker has only the rows of its
+    towers, and the first row.
+    """
+
+    num_towers: int
+    local_towers: range
+    is_alone: bool
+    has_own_rows: bool
+
+    def places(self, devices: Sequence[str]) -> list[str]:
+        """Returns the place of each of the T towers, given the devices of this worker's towers.
+
+        The place is a device of this worker, or "worker 1".
+        """
+
+    def reduce(
+        self, values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
+        parameter_device: str | None = None, packed: bool = False,
+    ) -> Tree:  # fmt: skip
+        """Returns `partial_sums` over T towers, given this worker's values and devices.
+
+        With several workers, no additions remain: the tree is the V sums.
+        """
+
+    def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Returns the values of all T towers, given this worker's; all have one shape."""
+
+    def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Joins tensors [m_t, ...] in the towers' order, given the tensors of this worker."""
+
+    def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
+        """Broadcasts tower 0's values. Each worker passes its first tower's; None is kept."""
+
+    def check_same_batch(self, batch: BatchValues) -> None:
+        """Makes the step fail in every worker if the workers' global batches differ."""
+
+    def join_composites(self, batch: BatchValues) -> BatchValues:
+        """Returns a batch whose ragged and sparse tensors have the rows of all workers."""
+
+    def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
+        """Raises ValueError if workers differ in versions, settings or the values of variables."""
+
+
+class LocalExchange(Exchange):
+    """Returns the values of its T towers: there is one worker."""
+
+    is_alone, has_own_rows = True, False
 
     def __init__(self, num_towers: int) -> None:
         self.num_towers, self.local_towers = num_towers, range(num_towers)
 
     def places(self, devices: Sequence[str]) -> list[str]:
-        """Returns the place of each of the T towers, given the devices of this worker's towers."""
         return list(devices)
 
-    def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Tree:
-        """Returns `partial_sums` over T towers, given this worker's values and devices."""
-        return partial_sums(values, devices, **options)
+    def reduce(
+        self, values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
+        parameter_device: str | None = None, packed: bool = False,
+    ) -> Tree:  # fmt: skip
+        return partial_sums(
+            values, devices, add_on_devices=add_on_devices, parameter_device=parameter_device,
+            packed=packed,
+        )  # fmt: skip
 
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Returns the values of all T towers, given this worker's; all have one shape."""
         return list(values)
 
     def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        """Joins tensors [m_t, ...] in the towers' order, given the tensors of this worker."""
         return tf.concat(values, axis=0)
 
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
-        """Broadcasts tower 0's values. Each worker passes its first tower's; None is kept."""
         return values
 
     def check_same_batch(self, batch: BatchValues) -> None:
-        """Makes the step fail in every worker if the workers' global batches differ."""
+        pass
 
-    def join_composites(self, batch: Any) -> Any:
-        """Returns a batch whose ragged and sparse tensors have the rows of all workers."""
+    def join_composites(self, batch: BatchValues) -> BatchValues:
         return batch
+
+    def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
+        pass
 
 
 class WorkersExchange(Exchange):
@@ -101,36 +151,44 @@ class WorkersExchange(Exchange):
 
     is_alone = False
 
-    def __init__(self, cluster: Cluster, num_towers: int, own_rows: bool) -> None:
-        self._num_workers, self.num_towers = cluster.num_workers, num_towers
-        self.has_own_rows = own_rows
-        self._index = cluster.index
-        workers = range(cluster.num_workers)
-        self._towers = [towers_of(w, cluster.num_workers, num_towers) for w in workers]
-        self.local_towers = self._towers[cluster.index]
-        found = subtrees([w for w in workers for _ in self._towers[w]])
-        self._subtrees = [[towers for owner, towers in found if owner == w] for w in workers]
+    def __init__(self, workers: Workers, num_towers: int, own_rows: bool) -> None:
+        self._workers, self._num_workers, self._index = workers, workers.num_workers, workers.index
+        self.num_towers, self.has_own_rows = num_towers, own_rows
+        indices = range(self._num_workers)
+        self._towers = [towers_of(w, self._num_workers, num_towers) for w in indices]
+        assert sum(map(len, self._towers)) == num_towers, "each tower has one worker"
+        self.local_towers = self._towers[self._index]
+        found = subtrees([w for w in indices for _ in self._towers[w]])
+        self._subtrees = [[towers for owner, towers in found if owner == w] for w in indices]
         self._most = max(map(len, self._subtrees))
-        begin, own = self.local_towers.start, self._subtrees[cluster.index]
+        begin, own = self.local_towers.start, self._subtrees[self._index]
         self._own = [slice(towers.start - begin, towers.stop - begin) for towers in own]
-        self._collectives = WorkerCollectives(cluster.num_workers, cluster.index)
+        self._collectives = WorkerCollectives(self._num_workers, self._index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
-        """Returns the device of each of this worker's towers, and "worker 1" for other towers."""
         found = [f"worker {w}" for w, towers in enumerate(self._towers) for _ in towers]
         found[self.local_towers.start : self.local_towers.stop] = devices
         return found
 
-    def reduce(self, values: Sequence[Values], devices: Sequence[str], **options: Any) -> Values:
-        """Returns the V sums over all T towers; no additions remain."""
-        added = [add_tree(partial_sums(values[t], devices[t], **options)) for t in self._own]
+    def reduce(
+        self, values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
+        parameter_device: str | None = None, packed: bool = False,
+    ) -> Tree:  # fmt: skip
+        trees = [
+            partial_sums(
+                values[towers], devices[towers], add_on_devices=add_on_devices,
+                parameter_device=parameter_device, packed=packed,
+            )
+            for towers in self._own
+        ]  # fmt: skip
+        added = list(map(add_tree, trees))
         sums = list(added[0])
         for i, value in enumerate(added[0]):
             if not value.shape.is_fully_defined():
-                sums[i] = self._add_open([values[i] for values in added])
+                sums[i] = self._add_open([own[i] for own in added])
         for chosen, shapes in packages(added[0]):
-            packed = [pack([values[i] for i in chosen], self._num_workers) for values in added]
-            for i, part in zip(chosen, unpack(self._add_vectors(packed), shapes), strict=True):
+            vectors = [pack([own[i] for i in chosen], self._num_workers) for own in added]
+            for i, part in zip(chosen, unpack(self._add_vectors(vectors), shapes), strict=True):
                 sums[i] = part
         return sums
 
@@ -145,7 +203,7 @@ class WorkersExchange(Exchange):
         return tf.unstack(self._join(tf.stack(list(values)), counts), num=self.num_towers)
 
     def concat(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
-        own = super().concat(values)
+        own = tf.concat(values, axis=0)
         return self._join(own, self._collectives.all_gather(batch_size(own)))
 
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> list[tf.Tensor | None]:
@@ -170,7 +228,7 @@ class WorkersExchange(Exchange):
             found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
         )
 
-    def join_composites(self, batch: Any) -> Any:
+    def join_composites(self, batch: BatchValues) -> BatchValues:
         if not self.has_own_rows or not any(map(is_composite, tf.nest.flatten(batch))):
             return batch
         shards = shard_batch(batch, self.num_towers)
@@ -180,6 +238,9 @@ class WorkersExchange(Exchange):
             for whole, values in zip(tf.nest.flatten(batch), zip(*own, strict=True), strict=True)
         ]
         return tf.nest.pack_sequence_as(batch, joined)
+
+    def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
+        check_agreement(self._workers, variables, settings)
 
     def _add_vectors(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of all workers' vectors [a multiple of W], one for each own subtree."""

@@ -31,10 +31,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.machine.gpus import as_integer
 from towers.machine.keras_internals import Call, calls_in_order, calls_wrapped
 from towers.machine.tensorflow_internals import custom_gradients_in_scope
-from towers.machine.user_lines import warn_user
 
 STAGE_SCOPE = "stage_"  # begins the name scope in which a stage's layers are traced
 _ROWS = 32  # the size that is assumed for an axis of unknown size
@@ -98,70 +96,6 @@ class Stages:
 
         with calls_wrapped(self._operations, scope), custom_gradients_in_scope():
             yield
-
-
-def make_stages(
-    model: keras.Model,
-    devices: Sequence[str],
-    gpus_per_tower: int,
-    stages: Sequence[str] | None,
-    **others: Any,
-) -> Stages | None:
-    """Returns a step's stages, or None for one; takes `check_stages`' and `Stages`' arguments."""
-    check_stages(gpus_per_tower, stages, **others)
-    check_groups(len(devices), gpus_per_tower)
-    return None if gpus_per_tower == 1 else Stages(model, devices, gpus_per_tower, stages)
-
-
-def check_compiled(stages: Stages | None, uses_xla: bool | str) -> bool | str:
-    """Returns whether XLA compiles the towers of a step, as `uses_xla`; not if there are stages.
-
-    Warns if it compiles the towers only without stages.
-    """
-    if stages is not None and uses_xla:
-        warn_user(
-            "gpus_per_tower: XLA compiles this model only without stages, which changes the "
-            "bits. If they must be equal, use jit_compile=False for both.",
-        )
-        return False
-    return uses_xla
-
-
-def check_groups(num_devices: int, gpus_per_tower: int) -> None:
-    """Raises ValueError if `gpus_per_tower` does not divide the number of a worker's devices."""
-    if rest := num_devices % gpus_per_tower:
-        raise ValueError(
-            f"gpus_per_tower ({gpus_per_tower}) must divide the number of devices, which is "
-            f"{num_devices}: use {num_devices - rest or gpus_per_tower} devices."
-        )
-
-
-def check_stages(gpus_per_tower: int, stages: Sequence[str] | None, **others: Any) -> None:
-    """Raises ValueError for arguments of `TowerStep` that no model and no devices allow."""
-    if (as_integer(gpus_per_tower) or 0) < 1:
-        raise ValueError(f"gpus_per_tower ({gpus_per_tower!r}) must be an integer of at least 1.")
-    if isinstance(stages, str) or not all(isinstance(name, str) for name in stages or ()):
-        raise ValueError(f"stages ({stages!r}) must be a list of layers' names.")
-    if stages is not None and len(stages) != gpus_per_tower - 1:
-        raise ValueError(
-            f"stages ({', '.join(stages)}) must name {gpus_per_tower - 1} layers, which begin the "
-            f"second and later stages. Give other names, or gpus_per_tower={len(stages) + 1}."
-        )
-    for name, value in others.items():
-        if gpus_per_tower > 1 and (name, value) in _REFUSED:
-            raise ValueError(
-                f"gpus_per_tower ({gpus_per_tower}) does not go with {name}={value}: "
-                f"{_REFUSED[name, value]}"
-            )
-
-
-_COPIES = "a device of a stage needs that stage's parameters alone. Use strategy=parameter_server."
-_REFUSED: dict[tuple[str, Any], str] = {
-    ("strategy", "mirrored"): _COPIES,
-    ("strategy", "sharded"): _COPIES,
-    ("jit_compile", True): "XLA would compile each stage separately, which changes the bits. Use "
-    "jit_compile=False.",
-}
 
 
 def _found(names: Sequence[str], of_calls: Sequence[str]) -> list[int]:

@@ -10,6 +10,7 @@ import tensorflow as tf
 from towers.machine.devices import HOST, has_gpus, is_gpu
 from towers.machine.keras_internals import all_layers, auto_jit_compile
 from towers.machine.loss_internals import compile_arguments
+from towers.machine.user_lines import warn_user
 from towers.step.compiled import COMPILED
 from towers.step.metrics import overrides
 
@@ -53,10 +54,11 @@ _BESIDE_LOOPS = (
 
 def uses_xla(
     model: keras.Model, devices: Sequence[str], jit_compile: bool | str,
-    twin: keras.Model | None = None,
+    *, has_stages: bool = False, twin: keras.Model | None = None,
 ) -> bool | str:  # fmt: skip
     """Returns whether XLA compiles the towers, or FIXED_SHAPES, given arguments of `TowerStep`.
 
+    has_stages: whether the layers are in stages, which XLA does not compile. A warning says so.
     twin: the compiled model whose loss counts. Default: `model`.
     jit_compile: True or False decides. "compiled" follows `model.jit_compile`, but never compiles
         CPU towers on a machine with GPUs. "auto", and "compiled" for a model that is not compiled
@@ -66,13 +68,27 @@ def uses_xla(
     Raises ValueError if it is True, and XLA lacks operations of a layer, such as cuDNN's for
     recurrent layers on a GPU.
     """
+    decision = _follows(model, devices, jit_compile, twin or model)
+    if decision and has_stages:
+        warn_user(
+            "gpus_per_tower: XLA compiles this model only without stages, which changes the "
+            "bits. If they must be equal, use jit_compile=False for both.",
+        )
+        return False
+    return decision
+
+
+def _follows(
+    model: keras.Model, devices: Sequence[str], jit_compile: bool | str, twin: keras.Model
+) -> bool | str:
+    """Returns what follows from the argument, the model and the devices, without stages."""
     if jit_compile in ("auto", COMPILED):  # like Keras, do not compile what XLA cannot
         # Keras stores no "auto". So a model whose `compile` got False, where Keras' rule gives it,
         # counts as "auto", because most models are compiled without a value.
         is_auto = jit_compile == "auto" or bool(model.jit_compile) == auto_jit_compile(model)
         is_told = model.compiled and not is_auto
         follows = bool(model.jit_compile) and (any(map(is_gpu, devices)) or not has_gpus())
-        return follows or not is_told and small_loops(twin or model) and FIXED_SHAPES
+        return follows or not is_told and small_loops(twin) and FIXED_SHAPES
     for layer in all_layers(model) if jit_compile else ():
         if not layer.supports_jit:
             raise ValueError(

@@ -30,6 +30,7 @@ from towers.machine.words import counted, printable
 from towers.parallel.parallel_model import parallel_on
 from towers.resume.directories import explained, write_atomically
 from towers.step.exchange import towers_of
+from towers.step.placement import Placement
 from towers.step.sharding import rows_of_towers
 from towers.step.xla import FullBatch
 from towers.workers import watch
@@ -209,8 +210,7 @@ def _prepare(
         model,
         devices,
         num_towers,
-        gpus_per_tower=each,
-        stages=config.stage_names,
+        Placement(gpus_per_tower=each, stages=config.stage_names),
         own_rows=own_rows,
         full_batch=FullBatch(size),
     )

@@ -26,7 +26,7 @@ from towers.app.training.build import Run
 from towers.divide.tower_step import TowerStep
 from towers.machine.devices import count_cores, is_gpu
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
-from towers.step.prefetch import prefetched
+from towers.divide.prefetch import prefetched
 
 WAITING, GRADIENTS, UPDATE = "waiting for input", "gradients", "update"
 _REMEDIES = {

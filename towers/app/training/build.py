@@ -29,7 +29,7 @@ from towers.machine.logical import logical_gpus, undivided_cpu
 from towers.resume.epoch import num_steps
 from towers.app.monitor import Monitor, find_monitor
 from towers.step.compiled import COMPILED, check_steps, directions, recompile
-from towers.step.stages import check_groups, check_stages
+from towers.step.placement import Placement
 from towers.step.structures import symbolic
 from towers.workers.workers import Workers, join_workers
 
@@ -146,8 +146,8 @@ def _find_policy(config: TrainConfig, devices: Sequence[str]) -> tuple[Policy, s
     policy = policy_of(devices)
     # With a copy on each device, the first device's copy is the one that is saved. Devices that
     # share the CPU's memory need no copies.
-    may_copy = config.strategy != "parameter_server" and not policy.shares_memory
-    parameter_device = devices[0] if may_copy else f"/{config.variable_device}:0"
+    makes_copies = placement_of(config).makes_copies(policy)
+    parameter_device = devices[0] if makes_copies else f"/{config.variable_device}:0"
     if is_gpu(parameter_device) and not devices_lib.has_gpus():
         raise ValueError(
             "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
@@ -237,6 +237,12 @@ def _directions(step: TowerStep, examples: Examples) -> Mapping[str, str | None]
     return directions(step.model, step.metrics.names)
 
 
+def placement_of(config: TrainConfig) -> Placement:
+    """Returns where the model is; raises ValueError if the flags do not go together."""
+    batch_norm = config.batch_norm or "synchronized"
+    return Placement(config.strategy, config.gpus_per_tower, config.stage_names, batch_norm)
+
+
 def find_devices(config: TrainConfig) -> list[str]:
     """Returns the devices of this worker that run towers, at most `gpus_per_tower` for each tower.
 
@@ -244,7 +250,7 @@ def find_devices(config: TrainConfig) -> list[str]:
     If the machine or a TensorFlow that has started does not fit them, it raises ValueError.
     """
     each = config.gpus_per_tower
-    check_stages(each, config.stage_names, strategy=config.strategy, jit_compile=config.jit_compile)
+    placement_of(config).check_jit_compile(config.jit_compile)
     if config.logical_gpus is not None:
         logical_gpus(config.logical_gpus)
     threads = config.cpu_threads if device_kind(config.device) == "cpu" else None
@@ -263,7 +269,7 @@ def find_devices(config: TrainConfig) -> list[str]:
             f"cpu_threads ({threads}): TensorFlow has already started with "
             f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
         )
-    check_groups(len(devices), each)
+    placement_of(config).num_groups(len(devices))
     if config.num_towers is None:
         return devices
     return devices[: join_workers().most_towers(config.num_towers) * each]

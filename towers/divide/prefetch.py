@@ -13,11 +13,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from towers.divide.divided_step import DividedStep
+from towers.divide.machines import Machine
+from towers.divide.tower_step import TowerStep
 from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.checks import check_rows
 from towers.step.sharding import BatchValues, shard_batch
 from towers.step.structures import (
+    Structure,
     any_rows,
     as_tensor,
     components,
@@ -32,24 +36,22 @@ Batch = namedtuple("Batch", ["x", "y", "placed"])
 WeightedBatch = namedtuple("WeightedBatch", ["x", "y", "sample_weight", "placed"])
 
 
-def place(step: Any, batch: Any) -> list[Any]:
-    """Copies the shards of this worker's towers to their devices, concurrently; returns them.
-
-    step: a TowerStep or DividedStep. batch: any structure of rows for the second.
-    """
+def place(machine: Machine, batch: Structure) -> list[Structure]:
+    """Copies the shards of this worker's towers to their devices, concurrently; returns them."""
     with tf.device(HOST):
         tensors = map_tensors(as_tensor, batch)
     check_rows(*tensors if isinstance(tensors, tuple) else [tensors])
     specs = map_tensors(any_rows, tensors)
-    devices = dict(zip(step.local_towers, step.tower_devices, strict=True))
-    how = specs, step.num_towers, devices, step.stages.groups if step.stages else {}
+    exchange, stages = machine.exchange, machine.stages
+    devices = dict(zip(exchange.local_towers, machine.devices, strict=True))
+    how = specs, exchange.num_towers, devices, stages.groups if stages else {}
     if str(how) not in _placing:
         # Outside of a graph TensorFlow's copies block, one after another. A tf.function would copy
         # its results back to the CPU, because it adds an operation without a device to each.
         place_all = functools.partial(_place_all, *how)
         _placing[str(how)] = tf.compat.v1.wrap_function(place_all, components(specs))
     placed = iter(_placing[str(how)](*components(tensors)))
-    return [packed(specs, placed) for _ in step.local_towers]
+    return [packed(specs, placed) for _ in devices]
 
 
 _placing: dict[str, Callable] = {}  # by structure and devices, shared by all steps
@@ -77,7 +79,7 @@ def _place_all(
 
 
 def prefetched(
-    step: Any, batches: Iterable[Any], *, to_devices: bool | None = None
+    step: TowerStep, batches: Iterable[Any], *, to_devices: bool | None = None
 ) -> Iterator[Any]:
     """Yields each batch with its shards copied to their devices while the step before it runs.
 
@@ -93,7 +95,7 @@ def prefetched(
         are arguments of `TowerStep.train_batch`.
     """
     if to_devices is None:
-        to_devices = step.policy.prefetch_to_devices
+        to_devices = step.machine.policy.prefetch_to_devices
     for element, placed in placed_ahead(step if to_devices else None, batches):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
         if sample_weight is None:
@@ -102,7 +104,9 @@ def prefetched(
             yield WeightedBatch(x, y, sample_weight, placed)
 
 
-def placed_ahead(step: Any, elements: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def placed_ahead(
+    step: TowerStep | DividedStep | None, elements: Iterable[Any]
+) -> Iterator[tuple[Any, Any]]:
     """Yields (element, its shards on their devices); the next one is placed at the same time.
 
     step: None yields (element, None).
@@ -110,7 +114,9 @@ def placed_ahead(step: Any, elements: Iterable[Any]) -> Iterator[tuple[Any, Any]
     if step is None:
         yield from ((element, None) for element in _reading(iter(elements)))
         return
-    iterator = map(lambda element: (element, place(step, _parts_of(step, element))), elements)
+    iterator = map(
+        lambda element: (element, place(step.machine, _parts_of(step, element))), elements
+    )
     with ThreadPoolExecutor(1) as thread:
         ahead = thread.submit(next, iterator, None)
         for pair in _reading(iter(lambda: ahead.result(), None)):
@@ -128,6 +134,6 @@ def _reading(batches: Iterator[Any]) -> Iterator[Any]:
         yield batch
 
 
-def _parts_of(step: Any, element: Any) -> Any:
+def _parts_of(step: TowerStep | DividedStep, element: Any) -> Any:
     """Returns what a step takes: x, y and sample_weight, or the element as it is."""
     return element if step.takes_elements else keras.utils.unpack_x_y_sample_weight(element)

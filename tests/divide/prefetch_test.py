@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from tests.step.small_step import make_step, partition_graphs, plain
 from towers.machine.devices import CPU, GPU
-from towers.step.prefetch import place, prefetched
+from towers.divide.prefetch import place, prefetched
 
 
 def batches(*counts):
@@ -24,7 +24,7 @@ def test_each_shard_ends_on_its_towers_device_and_no_copy_waits_for_another_devi
     x, y = tf.zeros([40, 6]), tf.zeros([40], tf.int32)
     nodes = [
         node
-        for graph in partition_graphs(lambda: place(step, ((x, y), y, None)))
+        for graph in partition_graphs(lambda: place(step.machine, ((x, y), y, None)))
         for node in graph.node
     ]
     ends = Counter(node.device[-5:] for node in nodes if node.op == "_Retval")
