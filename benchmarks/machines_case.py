@@ -21,6 +21,7 @@ from benchmarks.workloads import WORKLOADS
 from towers.app.datasets.batches import load_examples
 from towers.resume.epoch import Epoch
 from towers.app.datasets.image_folder import ImageFiles
+from towers.machine.devices import CPU
 from towers.step.exchange import towers_of
 from towers.step.sharding import rows_of_towers
 
@@ -46,7 +47,7 @@ def measure_exchange(megabytes: Sequence[float], rounds: int) -> dict[str, Any]:
 
 
 def _sum(step: towers.TowerStep, values: list[Any]) -> Any:
-    return step.machine.exchange.reduce([values], step.tower_devices, add_on_devices=False)
+    return step.machine.exchange.reduce([values], step.tower_devices, CPU)
 
 
 def _measure_size(step: towers.TowerStep, megabytes: float, rounds: int) -> dict[str, Any]:

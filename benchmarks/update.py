@@ -49,6 +49,7 @@ def measure(workload: str, sums: int, threads: int, steps: int = 15) -> dict[str
 
     from benchmarks.clocks import time_calls
     from benchmarks.workloads import WORKLOADS
+    from towers.machine.devices import CPU
     from towers.step.averaging import add_tree, partial_sums
 
     tf.config.threading.set_intra_op_parallelism_threads(threads)
@@ -71,7 +72,7 @@ def measure(workload: str, sums: int, threads: int, steps: int = 15) -> dict[str
 
     @tf.function(autograph=False)
     def step() -> tf.Tensor:
-        return update(partial_sums(gradients, ["/cpu:0"] * sums, add_on_devices=False))
+        return update(partial_sums(gradients, ["/cpu:0"] * sums, CPU))
 
     time_calls(step, 2)
     seconds = time_calls(step, steps)

@@ -10,16 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from towers.machine import devices
+from towers.machine.devices import CPU, GPU
 from towers.step.averaging import add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.exchange import fingerprint, make_exchange, towers_of
 from towers.step.transfers import transfer
 from towers.workers.cluster import Cluster
 
 
-def tower_sum(values, num_devices, add_on_devices=True):
+def tower_sum(values, num_devices, policy=GPU):
     names = devices.tower_devices(num_devices, "cpu")
     placed = devices.place_towers(len(values), names)
-    tree = partial_sums([[v] for v in values], placed, add_on_devices=add_on_devices)
+    tree = partial_sums([[v] for v in values], placed, policy)
     return add_tree(tree)[0]
 
 
@@ -42,7 +43,7 @@ def test_the_sum_has_the_bits_of_the_balanced_tree_on_any_number_of_devices(num_
     tensors = [tf.constant(v) for v in values]
     for num_devices in (1, 2, 3, 4, 8):
         np.testing.assert_array_equal(tower_sum(tensors, num_devices), expected)
-        np.testing.assert_array_equal(tower_sum(tensors, num_devices, False), expected)
+        np.testing.assert_array_equal(tower_sum(tensors, num_devices, CPU), expected)
 
 
 # Workers
@@ -74,12 +75,12 @@ def test_subtrees_of_workers_make_the_additions_of_the_one_tree(sizes):
             partial_sums(
                 alone[towers.start : towers.stop],
                 ["/cpu:0"] * len(towers),
-                add_on_devices=True,
+                GPU,
             )
         )[0]
         for _, towers in found
     }
-    (expected,) = add_tree(partial_sums(alone, ["/cpu:0"] * num_towers, add_on_devices=False))
+    (expected,) = add_tree(partial_sums(alone, ["/cpu:0"] * num_towers, CPU))
     assert add_subtrees(sums, range(num_towers)) == expected
     for worker in range(num_workers):
         own = [tower for owner, towers in found if owner == worker for tower in towers]

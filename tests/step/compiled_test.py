@@ -28,15 +28,6 @@ def batch(*sizes):
     return tf.ones([4, 3]), *(tf.nest.map_structure(lambda n: tf.fill([4, n], 2.0), sizes),) * 2
 
 
-def test_another_optimizer_leaves_all_else_as_it_was():
-    model = model_of(("a", 1), loss="mse", metrics=["mae"], weighted_metrics=["mse"])
-    compiled.recompile(model, keras.optimizers.Adam(0.25))
-    model.run_eagerly = True
-    x, y = np.ones((4, 3)), np.ones((4, 1))
-    assert set(model.evaluate(x, y, verbose=0, return_dict=True)) == {"loss", "mae", "mse"}
-    assert float(model.optimizer.learning_rate) == 0.25
-
-
 def test_a_metric_of_several_numbers_is_an_error_that_names_it(tmp_path):
     """In a run, whose results.csv has a column for it; a step returns them all."""
     model = model_of(("a", 2), loss="mse", metrics=[keras.metrics.F1Score(name="scores")])
@@ -45,21 +36,6 @@ def test_a_metric_of_several_numbers_is_an_error_that_names_it(tmp_path):
     config = towers.TrainConfig(num_gpus=1, device="cpu", run_dir=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"metric 'scores' is of shape \(2,\), but a column"):
         towers.train(config, model=model, train=(x, y))
-
-
-def test_directions_are_those_of_the_metrics():
-    mean = keras.metrics.MeanMetricWrapper(lambda y, y_pred: y_pred, name="mean")
-    model = model_of(("a", 2), ("b", 2), loss="mse", metrics=[["accuracy", mean], ["mae"]])
-    step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(2, 2)
-    step.build_metrics("train", x, y)
-    assert compiled.directions(model, step.metrics.names) == {
-        "loss": "down",
-        "a_accuracy": "up",
-        "a_mean": None,
-        "b_mae": "down",
-        "a_loss": "down",
-        "b_loss": "down",
-    }
 
 
 def test_creating_the_metrics_updates_none_of_them():

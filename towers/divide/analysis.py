@@ -75,6 +75,7 @@ class Analysis:
         groups: dict[tuple[int, bool], list[Op]] = defaultdict(list)
         level_of: dict[Op, int] = {}
         for op in ops:
+            # One inference of many operations takes as long as one of few, so they go in groups.
             alone = loops.has_own_shapes(op) or self._is_rounded(op)
             level = max((level_of.get(value.op, 0) for value in op.inputs), default=0)
             groups[level, alone].append(op)
@@ -182,6 +183,7 @@ class Analysis:
 
     def _each(self, op: Op) -> Each | None:
         """Returns how an operation runs in every tower, or None."""
+        # What changes a state runs once: two towers would change it twice.
         if has_effects(op) or op.type == "ReadVariableOp":
             return None
         look = Look(op, self.probes, self.is_inside)
@@ -193,6 +195,7 @@ class Analysis:
         if each is None and EACH in look.facts():
             each = own_moments.elementwise(op)
         each = each or self._by_rule(op) or arithmetic.joined_segments(look)
+        # Cutting and joining rows takes time, which only such work is worth.
         if each is None and _WORK.search(op.type) and not self.is_inside:
             return self._cut_again(op)
         return each
@@ -202,6 +205,7 @@ class Analysis:
         whole, found = op.inputs, {}
         for value in whole:
             axis = None if value.fact != ONCE else self.probes.rows_axis(value)
+            # The rule shall see rows where there is a whole value with as many rows.
             if axis is not None:
                 cut = new_op("Identity", op.source, [value], [value]).outputs[0]
                 cut.fact = rows(axis)
@@ -209,6 +213,7 @@ class Analysis:
                 found[value] = cut
         op.inputs = [found.get(value, value) for value in whole]
         each = self._by_rule(op) if found else None
+        # The rule has answered about the cuts; the operation reads the whole values behind them.
         op.inputs = whole
         if each is None:
             return None
@@ -225,9 +230,11 @@ class Analysis:
         is_divided = any(fact != ONCE for fact in look.facts())
         if op.type not in RULES or not (is_divided or op.type in _MAKE_ROWS):
             return None
+        # Rules compare sizes at the probes. Without them, an answer would be a guess.
         read = [value for value in op.inputs if value.fact != SIZE]
         if any(self.probes.dims(value) is None for value in (*read, *op.outputs)):
             return None
+        # A rule that is wrong about the rows of a result must not make wrong results.
         each = RULES[op.type](look)
         if each is None or not all(map(self._has_rows, op.outputs, each.facts)):
             return None

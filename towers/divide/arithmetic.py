@@ -66,8 +66,10 @@ def sums(look: Look) -> Each | None:
 def factors(look: Look) -> Each | None:
     """Multiplies parts by a whole value, or divides them by it. Quotients of integers are cut."""
     facts = look.facts()
+    # The sum of rounded quotients is not the rounded quotient of the sum.
     is_exact = look.type == "Mul" or not look.outputs[0].dtype.is_integer
     is_factor = [fact in (ONCE, EACH) for fact in facts]
+    # A part in the denominator, or a product of two parts, makes no parts.
     is_quotient = facts[0] == PART and is_factor[1] and is_exact
     if is_quotient or look.type == "Mul" and is_factor[0] and facts[1] == PART:
         return look.each([WHOLE if f == ONCE else OWN for f in facts], PART)
@@ -224,6 +226,8 @@ def joined_segments(look: Look) -> Each | None:
     if {data.type, segment_ids.type} != {"ConcatV2"}:
         return None
     (*groups, axis), (*ids, of_ids) = data.inputs, segment_ids.inputs
+    # Joined along axis 0, the rows of the towers would be in another order than in the batch.
+    # Segments hide the order, so each tower adds its rows of each group by itself.
     known = [look.probes.const(value) for value in (axis, of_ids)]
     if any(value is None or int(value) != 0 for value in known) or len(groups) != len(ids):
         return None

@@ -42,6 +42,7 @@ def is_known(operation: tf.Operation) -> bool:
         return False
     if operation.type not in (*LOOPS, *CONDITIONS):
         return operation.type in _KNOWN
+    # XLA compiles a loop only if it compiles all of its functions.
     names = [name for name in _BODIES if name in operation.node_def.attr]
     graphs = [graph for name in names for graph in called_graphs(operation, name)]
     return len(graphs) == len(names) and all(

@@ -19,10 +19,10 @@ class Place(NamedTuple):
         number of rows of the batch.
     """
 
-    count: Any
-    start: Any
-    total: Any
-    has_rows: Any
+    count: tf.Tensor
+    start: tf.Tensor
+    total: tf.Tensor
+    has_rows: tf.Tensor
 
 
 class Context:
@@ -35,16 +35,21 @@ class Context:
     def __init__(
         self, place: Place, find: Callable[[Value, Need], Any],
         agree: Callable[[list[Any]], list[Any]] = list,
+        emit_once: "Callable[[Context, Op], list[Any]] | None" = None,
     ) -> None:  # fmt: skip
-        """agree: returns values as all workers have them, given what one of them has drawn."""
+        """
+        agree: returns values as all workers have them, given what one of them has drawn.
+        emit_once: emits what runs once. Default: `once`.
+        """
         self.place, self._find, self._agree = place, find, agree
+        self._emit_once = emit_once or Context.once
         self.values: dict[Value, Any] = {}
         self._by_formulas: dict[Any, Any] = {}  # sizes of the batch and of this tower
         self._drawn: set[Value] = set()  # lists that workers agree on when they are read
 
     def inside(self, place: Place, find: Callable[[Value, Need], Any]) -> "Context":
         """Returns a context for a function that this context's graph calls."""
-        return Context(place, find)
+        return Context(place, find, emit_once=self._emit_once)
 
     def copy(self, op: Op, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
         """Copies an operation; integers and types among its attributes may be replaced.
@@ -68,7 +73,7 @@ class Context:
         """Emits operations in a tower, with those on whole values, such as a loop's counter."""
         for op in ops:
             if op.each is None:
-                outputs = self.once(op)
+                outputs = self._emit_once(self, op)
             elif op.each.facts[0] == SIZE and not op.each.needs:
                 continue  # made where it is read
             else:
@@ -92,7 +97,7 @@ class Context:
         self._drawn.update(value for value in op.outputs if value.dtype == tf.variant)
         return self._agree(outputs)
 
-    def read(self, value: Value, need: Need) -> Any:
+    def read(self, value: Value, need: Need) -> tf.Tensor:
         """Returns a value as an operation needs it."""
         plain = without_change(value, need)
         if plain == OWN:
@@ -108,8 +113,9 @@ class Context:
             return self._cut(self._whole(value), plain.axis)
         return self._find(value, plain)
 
-    def _whole(self, value: Value) -> Any:
+    def _whole(self, value: Value) -> tf.Tensor:
         """Returns a value of the batch."""
+        # A formula of the number of rows needs no tensor of the towers, so it is the first choice.
         if value.fact == SIZE and value.formula is not None:
             return self._by_formula(value, is_own=False)
         if value in self.values and value.fact in (ONCE, SIZE):
@@ -119,13 +125,13 @@ class Context:
             return self.values[value]
         return self._find(value, OWN if value.fact == SIZE else WHOLE)
 
-    def _cut(self, whole: Any, axis: int) -> Any:
+    def _cut(self, whole: tf.Tensor, axis: int) -> tf.Tensor:
         """Returns the tower's rows of a whole value."""
         each = tf.shape(whole)[axis] // self.place.total
         indices = each * self.place.start + tf.range(each * self.place.count)
         return tf.gather(whole, indices, axis=axis)
 
-    def _by_formula(self, size: Value, is_own: bool) -> Any:
+    def _by_formula(self, size: Value, is_own: bool) -> tf.Tensor:
         """Returns what a size is for the rows of the tower, or of the batch."""
         assert size.formula is not None
         start, slope = size.formula
@@ -139,7 +145,7 @@ class Context:
             self._by_formulas[key] = made
         return self._by_formulas[key]
 
-    def _own_shape(self, value: Value, axis: int) -> Any:
+    def _own_shape(self, value: Value, axis: int) -> tf.Tensor:
         """Returns a shape in which the tower's rows replace the batch's rows; -1 stays."""
         if value.formula is not None:
             start, slope = value.formula
@@ -174,7 +180,7 @@ class Context:
         return tf.reduce_prod(stacked) if op.type == "Size" else stacked
 
 
-def _attribute(value: Any) -> Any:
+def _attribute(value: int | tf.DType) -> Any:
     """Returns an AttrValue of an integer or a type."""
     found = tf.compat.v1.AttrValue()
     if isinstance(value, tf.DType):
@@ -229,6 +235,7 @@ def roots(size: Value) -> list[Value]:
         seen.add(value)
         if value.fact == SIZE and not is_made_anywhere(value):
             found.append(value)
+        # Only a size that changes by the batch must be read from the tensor; N is known.
         elif value.fact != SIZE:
             open_axes = {a for a, n in enumerate(value.shape) if n is None} - {value.fact.axis}
             if open_axes:

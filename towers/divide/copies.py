@@ -43,11 +43,15 @@ class Copies:
         self.devices, self.num_copies = list(devices), len(devices) - 1
         self.packed, self.num_bytes, self.is_sharded = policy.pack_transfers, 0, is_sharded
         owners = balanced_owners(parameters, len(devices) if is_sharded else 1)
-        self._owner = {id(stored_value(v)): k for v, k in zip(parameters, owners, strict=True)}
         slots = move_slots(optimizer, parameters, [self.devices[k] for k in owners])
-        self._owner |= {id(slot): self.devices.index(short_name(slot.device)) for slot in slots}
-        self._slots = {id(slot) for slot in slots} if is_sharded else set()
-        self._updated = {*self._owner, *(id(stored_value(v)) for v in optimizer.variables)}
+        updated = [*parameters, *optimizer.variables]
+        self._updated = {id(stored_value(v)) for v in updated}
+        self._owner: dict[int, int] = {}  # by variable, the index of the only device that updates
+        self._slots: set[int] = set()  # on their owner alone
+        if is_sharded:
+            self._owner = {id(stored_value(v)): k for v, k in zip(parameters, owners, strict=True)}
+            self._owner |= {id(slot): self.devices.index(short_name(slot.device)) for slot in slots}
+            self._slots = {id(slot) for slot in slots}
         self._copies: dict[int, tuple[tf.Variable, list[tf.Variable]]] = {}
         with tf.device(HOST):
             self._is_stale = tf.Variable(True, trainable=False, name="stale")
@@ -58,17 +62,13 @@ class Copies:
         """Returns whether a variable is a parameter or of the optimizer."""
         return id(variable) in self._updated
 
-    def owner(self, variable: tf.Variable) -> int:
-        """Returns the index of the device that updates a variable, if the update is sharded."""
-        return self._owner.get(id(variable), 0)
-
-    def has_owner(self, variable: tf.Variable) -> bool:
-        """Returns whether one device alone updates a variable."""
-        return self.is_sharded and id(variable) in self._owner
+    def is_updated_on(self, device_index: int, variable: tf.Variable) -> bool:
+        """Returns whether a device updates a variable: its owner, or all devices without one."""
+        return self._owner.get(id(variable), device_index) == device_index
 
     def is_sent(self, variable: tf.Variable) -> bool:
         """Returns whether its owner sends a variable to the other devices: a parameter."""
-        return self.has_owner(variable) and not self.is_moved(variable)
+        return id(variable) in self._owner and not self.is_moved(variable)
 
     def is_moved(self, variable: tf.Variable) -> bool:
         """Returns whether a variable is on its owner alone."""
@@ -144,18 +144,20 @@ def copies_of(
     """
     places = list(dict.fromkeys(devices))
     strategy = STRATEGIES[placement.strategy]
+    # A copy saves transfers. Within one memory nothing is transferred.
     if strategy.has_copies and policy.shares_memory:
         warn_user(
-            f"strategy={placement.strategy}: these devices share one memory: the parameters stay where they "
-            "are, and no copies are made.",
+            f"strategy={placement.strategy}: these devices share one memory: the parameters stay "
+            "where they are, and no copies are made.",
         )
     elif strategy.has_copies:
+        # The model's own variables, which files and callbacks read, are the first device's copy.
         elsewhere = [v for v in parameters if short_name(v.value.device) != places[0]]
         if elsewhere:
             at = short_name(elsewhere[0].value.device)
             raise ValueError(
-                f"strategy={placement.strategy}: {elsewhere[0].path} is on {at}, and the model's own "
-                f"variables are the copy of the first device, {places[0]}. Make the model under "
+                f"strategy={placement.strategy}: {elsewhere[0].path} is on {at}, and the model's "
+                f"own variables are the copy of the first device, {places[0]}. Make the model under "
                 f"tf.device({places[0]!r}), or use strategy=parameter_server."
             )
         if len(places) > 1:
@@ -172,6 +174,7 @@ def balanced_owners(parameters: Sequence[keras.Variable], count: int) -> list[in
     for i in sorted(range(len(sizes)), key=lambda i: (-sizes[i], i)):
         owners[i] = loads.index(min(loads))
         loads[owners[i]] += sizes[i]
+    assert max(loads) - min(loads) <= max(sizes, default=0), "the largest parameter is the surplus"
     return owners
 
 

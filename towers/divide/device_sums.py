@@ -7,6 +7,7 @@ import tensorflow as tf
 
 from towers.divide.facts import OWN, WHOLE, Value
 from towers.divide.run import Run
+from towers.machine.devices import CPU
 from towers.step.averaging import Tree, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.transfers import pack, packages, spread, unpack
 
@@ -47,11 +48,13 @@ def sums_everywhere(
             with tf.device(source):
                 added = add_tree(_added({v: parts[v] for v in names}, source, towers))
                 moved[towers] = tf.split(pack(added, count), count)
+        # Each device adds one slice of the vector, so that no device adds all.
         slices = []
         for k, device in enumerate(devices):
             with tf.device(device):
                 own = {towers: of[k] for towers, of in moved.items()}
                 slices.append(add_subtrees(own, run.machine.exchange.local_towers))
+        # Each device then receives the sums of the other slices.
         for k, device in enumerate(devices):
             with tf.device(device):
                 found[k].update(zip(names, unpack(tf.concat(slices, axis=0), shapes)))
@@ -71,7 +74,7 @@ def _subtrees(run: Run) -> list[tuple[str, range]]:
 
 def _added(parts: Mapping[Value, Sequence[Any]], device: str, towers: range) -> Tree:
     values = [[of[t] for of in parts.values()] for t in towers]
-    return partial_sums(values, [device] * len(values), add_on_devices=True)
+    return partial_sums(values, [device] * len(values), CPU)  # left to the caller's device
 
 
 def _parts(run: Run, values: Sequence[Value]) -> tuple[dict[Value, list[Any]], list[Value]]:

@@ -22,7 +22,7 @@ from towers.divide.meetings import Meeting, divided_for_xla
 from towers.divide.mirrored import MirroredMeeting, copied_variables
 from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
-from towers.divide.phases import phases_of
+from towers.divide.phases import Phases, phases_of
 from towers.divide.pipeline import Pipeline, levels_of
 from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
@@ -37,7 +37,7 @@ class Divided:
     """A traced function of the whole batch that runs in towers and computes the same."""
 
     def __init__(
-        self, graph: Any, row_inputs: Collection[int], machine: Machine, *,
+        self, graph: tf.Graph, row_inputs: Collection[int], machine: Machine, *,
         gives_parts: bool = False, row_splits: Collection[int] = (),
         markers: Mapping[str, Marked] | None = None,
     ) -> None:  # fmt: skip
@@ -55,24 +55,15 @@ class Divided:
         self._graph, self._machine = graph, machine
         self._rows = sorted(row_inputs)
         self._analyse()
-        phases = phases_of(self.ops)
-        read_in: dict[Value, set[int]] = defaultdict(set)
-        for phase, ops in phases.items():
-            for op in ops:
-                for value, _ in reads(op):
-                    read_in[value].add(phase)
         self._results = list(map(_before_identity, self.outputs))
-        read_at_end = list(self._results)
-        if gives_parts:
-            read_at_end += [leaf for value in self.outputs for leaf in leaves(value)]
-        for value in read_at_end:
-            for source in roots(value) if value.fact == SIZE else [value]:
-                read_in[source].add(_END)
+        phases = phases_of(self.ops)
+        read_in = self._phases_that_read(phases, gives_parts)
         meet = self._meetings([ops for phase, ops in phases.items() if phase % 2])
         stages = machine.stages
         levels = {} if stages is None else levels_of(self.ops, stages.num_stages)
-        self._phases: list[Stage | Pipeline | Meeting] = []
+        self._phases: list[Stage | Pipeline | Meeting | MirroredMeeting] = []
         for phase, ops in sorted(phases.items()):
+            # What is read after its phase leaves the function of a stage; the rest stays inside.
             read_after = {value for value, read in read_in.items() if read - {phase}}
             if phase % 2:
                 self._phases.append(meet(ops, read_after))
@@ -81,11 +72,29 @@ class Divided:
             else:
                 self._phases.append(Pipeline(ops, read_after, levels, stages))
 
-    def _meetings(self, meetings: Sequence[Sequence[Op]]) -> Callable[..., Meeting]:
+    def _phases_that_read(self, phases: Phases, gives_parts: bool) -> dict[Value, set[int]]:
+        """Returns the phases in which each value is read; the results are read at the end."""
+        read_in: dict[Value, set[int]] = defaultdict(set)
+        for phase, ops in phases.items():
+            for op in ops:
+                for value, _ in reads(op):
+                    read_in[value].add(phase)
+        read_at_end = list(self._results)
+        if gives_parts:
+            read_at_end += [leaf for value in self._results for leaf in leaves(value)]
+        for value in read_at_end:
+            # A size is made where it is read, from the tensors that it follows from.
+            for source in roots(value) if value.fact == SIZE else [value]:
+                read_in[source].add(_END)
+        return read_in
+
+    def _meetings(
+        self, meetings: Sequence[Sequence[Op]]
+    ) -> Callable[..., Meeting | MirroredMeeting]:
         """Returns what makes a meeting: on several devices, if they have copies of variables."""
         copies, self._are_lost = self._machine.copies, False
         if isinstance(copies, NoCopies):
-            return Meeting
+            return Meeting.of
         captured = self._given[len(self._given) - len(self._graph.external_captures) :]
         by_handle = {id(variable.handle): variable for variable in self._graph.variables}
         variables = {
@@ -93,10 +102,12 @@ class Divided:
             for value, handle in zip(captured, self._graph.external_captures, strict=True)
             if id(handle) in by_handle
         }
+        # XLA compiles an update for one device, so all variables of the program are copied or none.
         programs = {op for ops in meetings for op in divided_for_xla(ops)[1]}
         copied = copied_variables(copies, meetings, programs, variables)
         for variable in copied.values():
             copies.of(variable)
+        # Other assignments change the first device's variable alone, and make its copies stale.
         self._are_lost = any(
             copies.may_copy(variable) and value not in copied
             for value, variable in variables.items()
@@ -124,6 +135,8 @@ class Divided:
                 else:
                     analysis.probes.feed_static(value)
             self.ops = _read(analysis.place(live(ops, self.outputs)), self.outputs)
+            # Whole lists cannot be joined from those of the towers. So such a list runs once, and
+            # with it what reads or writes it: decide again, because more may follow.
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
                 multiply_sums(self.ops)
@@ -154,7 +167,8 @@ class Divided:
         local = self._machine.exchange.local_towers
         counts = tf.unstack(run.counts, self._machine.exchange.num_towers)
         shares = [tf.cast(counts[t], tf.float64) / tf.cast(run.total, tf.float64) for t in local]
-        parts = [parts_of(value, run.real_parts, run.whole, shares) for value in self._results]
+        whole, copy = functools.partial(run.whole.read, need=WHOLE), run.whole.copy
+        parts = [parts_of(value, run.real_parts, whole, copy, shares) for value in self._results]
         return self._whole_outputs(run), parts, run.counts
 
     def changed_inputs(self, apart: Collection[tf.Operation] = ()) -> list[int]:
@@ -178,6 +192,7 @@ class Divided:
         shards = None if placed is None else [[own[i] for i in self._rows] for own in placed]
         with tf.device(self._machine.home):
             run = Run(self._machine, given, batch, shards)
+        # Code between two steps may have assigned to the parameters.
         copies = self._machine.copies
         if isinstance(copies, Copies):
             copies.refresh_if_stale()
@@ -212,6 +227,7 @@ def _before_identity(value: Value) -> Value:
 
 def _whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:
     """Returns the traced operations of lists that towers hold and that are needed whole."""
+    # A list is passed from operation to operation. If one needs it whole, all of them run once.
     lists = [value for op in ops for value, need in reads(op) if need == WHOLE and _is_list(value)]
     lists += [value for value in outputs if _is_list(value)]
     waiting = [value for value in lists if value.op.each is not None]

@@ -20,8 +20,9 @@ from towers.machine.tensorflow_internals import custom_gradients_forgotten, trac
 from towers.machine.user_lines import line_of
 from towers.step.checks import BatchInCode, checked_rows
 from towers.step.raw_variables import RawVariable
+from towers.step.sharding import Placed
 from towers.step.structures import (
-    SPLIT, as_tensor, batch_specs, components, map_tensors, packed,
+    SPLIT, Structure, as_tensor, batch_specs, components, map_tensors, packed,
 )  # fmt: skip
 
 
@@ -34,10 +35,8 @@ def method_of(model: keras.Model, name: str) -> Callable[[Any], Any]:
 class DividedStep:
     """Runs a step of a whole batch on towers, such as Keras' train_step or a custom one.
 
-    takes_elements: whether a batch is an element of the data, instead of x, y and sample_weight.
+    num_rows: the number of examples in the newest batch of `run`.
     """
-
-    takes_elements = True
 
     def __init__(
         self, step: Callable[[Any], Any], machine: Machine, *, model: keras.Model | None = None,
@@ -52,11 +51,11 @@ class DividedStep:
         """
         self._step, self.machine, self._gives_parts, self._model = step, machine, gives_parts, model
         devices_lib.set_graph_optimizer(machine.policy.optimize_graphs)
-        self.traces: dict[str, tuple[Any, Divided]] = {}
-        self._functions: dict[str, Any] = {}
-        self.num_rows: int | None = None  # of the newest batch of `run`
+        self.traces: dict[str, tuple[tf.Graph, Divided]] = {}
+        self._functions: dict[Any, Any] = {}  # by method and the structure of data
+        self.num_rows: int | None = None
 
-    def prepare(self, data: Any) -> tuple[Any, Divided]:
+    def prepare(self, data: Structure) -> tuple[tf.Graph, Divided]:
         """Traces the step once for each structure of data: a global batch, or its TensorSpecs.
 
         Returns (the traced graph, the same divided).
@@ -67,7 +66,7 @@ class DividedStep:
             self.traces[key] = self._trace(specs)
         return self.traces[key]
 
-    def _trace(self, specs: Any) -> tuple[Any, Divided]:
+    def _trace(self, specs: Structure) -> tuple[tf.Graph, Divided]:
         flat, stages = components(specs), self.machine.stages
 
         def step(*data: tf.Tensor) -> Any:  # "data" as in Keras, in the names of messages
@@ -101,7 +100,7 @@ class DividedStep:
         metrics = self._model.metrics_variables if self._model is not None else []
         return {id(v) for v in variables} <= {id(stored_value(v)) for v in metrics}
 
-    def __call__(self, data: Any, placed: Any = None) -> Any:
+    def __call__(self, data: Structure, placed: Placed = None) -> Any:
         """Runs the step on a global batch, in the caller's tf.function; returns what it returns.
 
         data: a structure of tensors [N, ...] of any kind or None.
@@ -113,19 +112,25 @@ class DividedStep:
         outputs = self._run(divided, data, placed)
         return packed(graph.structured_outputs, iter(outputs))
 
-    def run(self, data: Any, placed: Any) -> Any:
-        """Runs the step outside of a graph; traces it once for each structure of data."""
+    def run(
+        self, data: Structure, placed: Placed, method: Callable[[Any, Any], Any] | None = None
+    ) -> Any:
+        """Runs the step outside of a graph; traces it once for each structure of data.
+
+        method: runs the step in a graph. Default: the call of this object.
+        """
         specs = batch_specs(data)
-        if str(specs) not in self._functions:
-            function = tf.function(self.__call__, autograph=False)
+        key = method, str(specs)
+        if key not in self._functions:
+            function = tf.function(method or self.__call__, autograph=False)
             traced = function.get_concrete_function(specs, batch_specs(placed))
-            self._functions[str(specs)] = traced
+            self._functions[key] = traced
         with tf.device(devices_lib.HOST):
             tensors = map_tensors(as_tensor, data)
         self.num_rows = next(v for v in tf.nest.flatten(tensors) if v is not None).shape[0]
-        return self._functions[str(specs)](tensors, placed)
+        return self._functions[key](tensors, placed)
 
-    def with_parts(self, data: Any, placed: Any = None) -> tuple[Any, Any, tf.Tensor]:
+    def with_parts(self, data: Structure, placed: Placed = None) -> tuple[Any, Any, tf.Tensor]:
         """Runs the step like a call; also returns what each of this worker's towers adds.
 
         Returns (what the step returns, the same structure of `Parts` or None, [T] numbers of rows).
@@ -135,17 +140,19 @@ class DividedStep:
         structure = graph.structured_outputs
         return packed(structure, iter(outputs)), packed(structure, iter(parts)), counts
 
-    def _run(self, run: Callable[..., Any], data: Any, placed: Any) -> Any:
+    def _run(self, run: Callable[..., Any], data: Structure, placed: Placed) -> Any:
         """Runs a method of `Divided` on a batch."""
-        is_usual = isinstance(data, tuple) and len(data) <= 3  # x, y, sample_weight
-        with checked_rows(*(data if is_usual else [data])):
+        parts: Sequence[Structure] = [data]
+        if isinstance(data, tuple) and len(data) <= 3:  # x, y, sample_weight
+            parts = data
+        with checked_rows(*parts):
             with tf.name_scope(SPLIT), tf.device(devices_lib.HOST):
                 self.machine.exchange.check_same_batch(data)
                 data = self.machine.exchange.join_composites(data)
             shards = None if placed is None else list(map(components, placed))
             return run(*components(data), placed=shards)
 
-    def run_undivided(self, data: Any) -> Any:
+    def run_undivided(self, data: Structure) -> Any:
         """Runs the step on one device; returns what it returns, and changes no variable.
 
         Returns None if the worker has only its own rows.
@@ -166,7 +173,7 @@ class DividedStep:
         known = {id(stored_value(variable)) for variable in listed}
         return [RawVariable(v) for v in self.variables if id(v) not in known]
 
-    def assigned(self, data: Any, apart: Collection[tf.Operation] = ()) -> list[tf.Variable]:
+    def assigned(self, data: Structure, apart: Collection[tf.Operation] = ()) -> list[tf.Variable]:
         """Returns the variables that operations of the step assign.
 
         data: a global batch, or its TensorSpecs. apart: operations that do not count.
@@ -197,14 +204,14 @@ class DividedStep:
         exchange.check_agreement(list(map(RawVariable, self.variables)), settings)
 
 
-def _variables(graph: Any) -> list[tf.Variable]:
+def _variables(graph: tf.Graph) -> list[tf.Variable]:
     """Returns the variables that a traced graph uses, in the order of the trace."""
     by_handle = {id(variable.handle): variable for variable in graph.variables}
     found = map(by_handle.get, map(id, graph.external_captures))
     return [variable for variable in found if variable is not None]
 
 
-def _row_inputs(specs: Any) -> tuple[list[int], list[int]]:
+def _row_inputs(specs: Structure) -> tuple[list[int], list[int]]:
     """Returns which of the flat tensors of a batch are dense, with the rows along axis 0.
 
     The second list has those that say where ragged rows begin and end.

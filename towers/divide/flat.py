@@ -39,6 +39,7 @@ def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Valu
             continue
         inputs = [values[id(tensor)] for tensor in operation.inputs]
         called = called_graphs(operation, "f") if operation.type in CALLS else []
+        # A call is put in place, so that rules and phases see what it does.
         if called:
             arguments = {id(t): v for t, v in zip(called[0].inputs, inputs, strict=True)}
             inner, results = flatten(called[0], arguments)
@@ -137,9 +138,11 @@ def _changes(operation: tf.Operation) -> bool:
         return False
     if operation.type not in (*LOOPS, *CONDITIONS, *CALLS):
         return True
+    # TensorFlow marks each loop that reads a variable as stateful; look at what its functions do.
     names = ("f",) if operation.type in CALLS else _BODIES
     has = [name for name in names if name in operation.node_def.attr]
     graphs = [graph for name in has for graph in called_graphs(operation, name)]
+    # A function whose definition is unknown may change something.
     is_known = len(graphs) == len(has)
     return not is_known or any(_changes(op) for graph in graphs for op in graph.get_operations())
 
@@ -168,6 +171,7 @@ def merged(ops: Iterable[Op], outputs: Sequence[Value]) -> tuple[list[Op], list[
     for op in ops:
         op.inputs = [same.get(value, value) for value in op.inputs]
         states = [value for value in op.inputs if value.dtype == tf.resource]
+        # Two reads of a variable are the same value only if nothing changed it between them.
         if has_effects(op):
             changes.update(states)
         key = None if _is_apart(op) else (_kind(op), *op.inputs, *(changes[v] for v in states))

@@ -22,7 +22,8 @@ from towers.step.averaging import Values
 from towers.step.errors import checked
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
-from towers.step.sharding import BatchValues, Placed
+from towers.step.sharding import Placed
+from towers.step.structures import Structure
 
 
 class KerasSteps:
@@ -56,17 +57,24 @@ class KerasSteps:
             for name, step in steps.items()
         }  # fmt: skip
 
-    def prepare(self, name: str, specs: BatchValues) -> None:
+    def prepare(self, name: str, specs: Structure) -> None:
         """Traces the step behind a method for specs of a batch."""
         graph, _ = self.divided["gradients" if name == "diagnosis" else name].prepare(specs)
         if name in ("train", "test"):
             logs = graph.structured_outputs
             self._metrics.names = list({"loss": None, **(logs[0] if name == "train" else logs)})
 
-    def train(
-        self, is_measured: bool, batch: BatchValues, placed: Placed
-    ) -> tuple[Any, tf.Tensor | None]:
+    def train(self, batch: Structure, placed: Placed) -> tuple[Any, tf.Tensor | None]:
         """Makes one update; returns (logs, `WatchedUpdate.finite`)."""
+        return self._train(batch, placed, False)
+
+    def train_measured(self, batch: Structure, placed: Placed) -> tuple[Any, tf.Tensor | None]:
+        """Makes one update like `train`, and measures the noise scale."""
+        return self._train(batch, placed, True)
+
+    def _train(
+        self, batch: Structure, placed: Placed, is_measured: bool
+    ) -> tuple[Any, tf.Tensor | None]:
         step = self.divided["train"]
         update = self._updates[step.prepare(batch)[0]]
         changed = step.assigned(batch, update.operations) if update.finite is not None else []
@@ -95,15 +103,15 @@ class KerasSteps:
                 logs["noise_scale"] = self._noise.result()
         return logs, finite
 
-    def test(self, batch: BatchValues, placed: Placed) -> Any:
+    def test(self, batch: Structure, placed: Placed) -> Any:
         logs = self.divided["test"](batch, placed)
         with tf.device(self._machine.home):
             return self._with_loss(logs)
 
-    def predict(self, batch: BatchValues, placed: Placed) -> Any:
+    def predict(self, batch: Structure, placed: Placed) -> Any:
         return self.divided["predict"](batch, placed)
 
-    def gradients(self, batch: BatchValues, placed: Placed) -> tuple[tf.Tensor, Values]:
+    def gradients(self, batch: Structure, placed: Placed) -> tuple[tf.Tensor, Values]:
         del placed
         step = self.divided["gradients"]
         with tf.device(self._machine.home), unchanged(step.assigned(batch)):
@@ -117,7 +125,7 @@ class KerasSteps:
                 found.append(gradient)
         return loss, found
 
-    def diagnosis(self, batch: BatchValues, placed: Placed) -> tf.Tensor:
+    def diagnosis(self, batch: Structure, placed: Placed) -> tf.Tensor:
         """Returns [T, 1 + V], `towers_finite` of what is checked; changes no variable."""
         del placed
         step = self.divided["gradients"]
@@ -134,7 +142,7 @@ class KerasSteps:
 
     # The traced steps of a whole batch.
 
-    def _keras_train(self, data: BatchValues) -> tuple[Any, Any, list[Any], tf.Tensor | None]:
+    def _keras_train(self, data: Structure) -> tuple[Any, Any, list[Any], tf.Tensor | None]:
         """Makes one update; returns (logs, loss, gradients, `WatchedUpdate.finite`)."""
         update = WatchedUpdate(self._twin.optimizer, checked(self._nonfinite, self._twin.optimizer))
         with update.made():
@@ -142,7 +150,7 @@ class KerasSteps:
         self._updates[tf.compat.v1.get_default_graph()] = update
         return logs, update.loss, update.gradients, update.finite
 
-    def _keras_gradients(self, data: BatchValues) -> tuple[Any, list[Any]]:
+    def _keras_gradients(self, data: Structure) -> tuple[Any, list[Any]]:
         """Returns (loss, gradients) of train_step; makes no update, but assigns states."""
         update = WatchedUpdate(self._twin.optimizer, ())
         with update.left_out():

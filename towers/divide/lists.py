@@ -3,6 +3,7 @@
 A list that runs in the towers has the fact of its elements. In each tower it holds the tower's own.
 """
 
+import functools
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import tensorflow as tf
 from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Value
 from towers.divide.facts import AS_PART, EMPTY, SAME, SIZES, rows, rows_of
 from towers.divide.probes import ROWS, Probes, is_fixed, is_rows
-from towers.divide.rule import Look, Rule
+from towers.divide.rule import Look, Rule, rule
 
 LISTS: dict[str, Rule] = {}
 
@@ -36,6 +37,7 @@ def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | 
     kinds = {first.kind, second.kind}
     if kinds == {"once", "size"}:
         return ONCE
+    # One value is divided among towers. The other one, which is whole, may be divided, too.
     split = first if first.kind in ("rows", "part") else second
     if kinds == {"sizes", "once"}:
         return ONCE
@@ -43,6 +45,7 @@ def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | 
         return None
     if split == PART:
         return PART if all(v.dtype.is_floating or v.dtype == tf.variant for v in values) else None
+    # A whole value is cut into rows only if it has as many rows as the batch, for all batches.
     for value in values:
         dims = probes.dims(value)
         if dims is None or len(dims) <= split.axis or not is_rows(dims[split.axis]):
@@ -50,12 +53,7 @@ def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | 
     return split
 
 
-def _list_rule(*types: str) -> Any:
-    def add(function: Rule) -> Rule:
-        LISTS.update(dict.fromkeys(types, function))
-        return function
-
-    return add
+_list_rule = functools.partial(rule, table=LISTS)
 
 
 def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> Any:
@@ -109,6 +107,7 @@ def _counts(look: Look) -> tuple[int, ...] | None:
 def from_tensor(look: Look) -> Each | None:
     """Makes a list of the slices along axis 0, which must not be the axis of rows."""
     dims, fact = look.dims(0), look.fact(0)
+    # A list of rows would have another number of elements in each tower.
     if dims is None or is_rows(dims[0]):
         return None
     if fact == ONCE:
@@ -141,6 +140,7 @@ def _put(look: Look, item: int) -> Each | None:
             added, source = SIZES, value
     if before == SIZES and added != SIZES:
         before = ONCE
+    # A list that runs once would need whole elements, and towers cannot meet within a loop.
     if before == ONCE and added != ONCE or before == ONCE and whole.op.each is None:
         return None
     fact = joined(before, added, look.probes, *([value] if added == ONCE else []))
@@ -185,7 +185,7 @@ def push_back(look: Look) -> Each | None:
     return _put(look, 1)
 
 
-def _element(look: Look, output: int, shape_input: int) -> tuple[Any, Any] | None:
+def _element(look: Look, output: int) -> tuple[Any, Any] | None:
     """Returns the emission of an element shape, and the element's shapes at the probes."""
     known = look.inputs[0].elements.shapes
     if known is None or None in known:
@@ -197,7 +197,7 @@ def _element(look: Look, output: int, shape_input: int) -> tuple[Any, Any] | Non
 @_list_rule("TensorListGetItem")
 def get_item(look: Look) -> Each | None:
     """Reads an element."""
-    fact, found = look.inputs[0].fact, _element(look, 0, 2)
+    fact, found = look.inputs[0].fact, _element(look, 0)
     if fact != PART and fact.kind != "rows" or found is None:
         return _once_in_towers(look, 2)
     shape, known = found
@@ -222,7 +222,7 @@ def pop_back(look: Look) -> Each | None:
         look.probes.alias(look.outputs[1], elements.source)
         needs = [(look.inputs[0], OWN), (elements.source, WHOLE)]
         return Each(needs, [SAME, ONCE], _pass_on, elements=[elements, Elements()])
-    found = _element(look, 1, 1)
+    found = _element(look, 1)
     if fact != PART and fact.kind != "rows" or found is None:
         return _once_in_towers(look, 1)
     shape, known = found

@@ -1,19 +1,20 @@
 """Runs what runs once: the update, metrics, and what no rule divides."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
 from towers.divide.compiling import is_known
 from towers.divide.context import Context, Place, roots
-from towers.divide.facts import PART, SIZE, WHOLE, Need, Op, Value
+from towers.divide.facts import SIZE, WHOLE, Need, Op, Value
 from towers.divide.phases import states_before
 from towers.divide.run import Run
 from towers.machine.devices import short_name
 from towers.step.averaging import Tree, add_tree
 
 ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
+Parts: TypeAlias = tuple[list[Op], list[Op], list[Op]]  # before, in and after the program
 _LARGE = 4096  # elements; what is smaller takes little time, and compiling it takes as much as any
 
 
@@ -60,30 +61,33 @@ class Meeting:
     """Computes on whole values, on the parameter device.
 
     The update of large parameters, with what remains of the additions, is one program.
+
+    ops: the operations before, in and after the program. read: the values that they read.
     """
 
-    def __init__(self, ops: Sequence[Op], read_after: Collection[Value]) -> None:
-        """read_after: the values that operations of other phases read."""
-        self._before, compiled, self._after = divided_for_xla(ops)
-        self._read = [value for op in ops for value in op.inputs]
-        read = {value for op in self._after for value in op.inputs} | set(read_after)
-        self._program = Program(compiled, read)
+    def __init__(self, parts: Parts, read_outside: Collection[Value]) -> None:
+        """read_outside: the values of the program that operations outside of it read."""
+        self.before, compiled, self.after = parts
+        self.program = Program(compiled, read_outside)
+        self.ops = [*self.before, *compiled, *self.after]
+        self.read = [value for op in self.ops for value in op.inputs]
+
+    @classmethod
+    def of(cls, ops: Sequence[Op], read_after: Collection[Value]) -> "Meeting":
+        """Returns a meeting; read_after: the values that operations of other phases read."""
+        parts = divided_for_xla(ops)
+        return cls(parts, {value for op in parts[2] for value in op.inputs} | set(read_after))
 
     def call(self, run: Run) -> None:
         """Computes the values and the effects."""
-        home = run.machine.home
-
-        def tree(value: Value) -> Tree:
-            return run.tree(value) if value.fact == PART else [run.whole.read(value, WHOLE)]
-
-        with tf.device(home):
-            run.add_up(self._read)
-            run.whole.run(self._before)
-            self._program.call(run.whole, home, tree)
-            run.whole.run(self._after)
+        with tf.device(run.machine.home):
+            run.add_up(self.read)
+            run.whole.run(self.before)
+            self.program.call(run.whole, run.machine.home, run.additions)
+            run.whole.run(self.after)
 
 
-def divided_for_xla(ops: Sequence[Op]) -> tuple[list[Op], list[Op], list[Op]]:
+def divided_for_xla(ops: Sequence[Op]) -> Parts:
     """Divides operations, in their order, into those before, in and after the compiled program."""
     before_of = states_before(ops)
     before: list[Op] = []
@@ -92,15 +96,19 @@ def divided_for_xla(ops: Sequence[Op]) -> tuple[list[Op], list[Op], list[Op]]:
     place: dict[Op, list[Op]] = {}
     for op in ops:
         awaited = [place.get(o) for o in (*before_of[op], *(value.op for value in op.inputs))]
+        # What waits for something after the program comes after it, too.
         if any(found is after for found in awaited):
             place[op] = after
         else:
+            # XLA compiles what is large, and what reads its results. Small operations before it
+            # take less time than their part of a compilation.
             is_behind = any(found is program for found in awaited)
             if (is_behind or _is_large(op)) and _compiles(op):
                 place[op] = program
             else:
                 place[op] = after if is_behind else before
         place[op].append(op)
+    # Without an update, the program would only copy large values in and out.
     is_update = any(op.type in ASSIGNMENTS for op in program)
     return (before, program, after) if is_update else (list(ops), [], [])
 

@@ -11,12 +11,12 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from towers.divide.context import Context, Place
+from towers.divide.context import Context
 from towers.divide.copies import Copies
 from towers.divide.device_sums import sums_everywhere, sums_on
 from towers.divide.facts import PART, WHOLE, Need, Op, Value
 from towers.divide.flat import CONDITIONS, flatten
-from towers.divide.meetings import ASSIGNMENTS, Meeting, Program
+from towers.divide.meetings import ASSIGNMENTS, Meeting, Parts, Program
 from towers.divide.repeatable import all_operations
 from towers.divide.run import Run
 from towers.machine.tensorflow_internals import called_graphs
@@ -56,6 +56,9 @@ def copied_variables(
     found = {value: v for value, v in variables.items() if copies.may_copy(v)}
     found |= {v: variables[v] for op in programs for v in _states(op)}
     assigning = [op for ops in meetings for op in ops if _assigns(op)]
+    # An operation that may run only once, such as one that calls Python, changes variables on the
+    # first device alone. These have no copies. An operation that changes one of them and others
+    # then runs once, too, so the others lose their copies.
     while True:
         lost = {
             value
@@ -74,10 +77,11 @@ def copied_variables(
 class Owned(NamedTuple):
     """Says which variables a device updates, by the values of their handles.
 
-    of_others: the variables that other devices update. home: the device of all other variables.
+    updated: the variables that this device updates. of_others: the variables that other devices
+    update. home: the device of all other variables.
     """
 
-    own: Collection[Value]
+    updated: Collection[Value]
     of_others: Collection[Value]
     home: str
 
@@ -93,16 +97,18 @@ def closure(
     """
     wanted: set[Op] = set()
     read = set() if read is None else read
+    # From the end: the assignments to own variables, and then what these read.
     for op in reversed(ops):
         states = _states(op)
-        assigns = _assigns(op) and any(value in owned.own for value in states)
+        assigns = _assigns(op) and any(value in owned.updated for value in states)
         if not _runs_anywhere(op):
             continue
+        # A scalar, such as the norm of all gradients, is cheaper to receive than to compute.
         if has_scalars:
             is_needed = all(value not in owned.of_others for value in states)
         else:
             is_scalar = all(value.shape.num_elements() == 1 for value in op.outputs)
-            is_needed = not is_scalar and all(value in owned.own for value in states)
+            is_needed = not is_scalar and all(value in owned.updated for value in states)
         is_needed = is_needed and not _assigns(op) and not read.isdisjoint(op.outputs)
         if assigns or is_needed:
             wanted.add(op)
@@ -110,54 +116,50 @@ def closure(
     return [op for op in ops if op in wanted]
 
 
-class OwnedContext(Context):
-    """Emits an update of those variables alone that a device owns."""
+def owned_once(owned: Owned) -> Callable[[Context, Op], list[Any]]:
+    """Returns what emits an update of those variables alone that a device owns."""
 
-    def __init__(self, place: Place, find: Callable[[Value, Need], Any], owned: Owned) -> None:
-        """owned: the variables that the device updates."""
-        super().__init__(place, find)
-        self._owned = owned
-
-    def inside(self, place: Place, find: Callable[[Value, Need], Any]) -> Context:
-        return OwnedContext(place, find, self._owned)
-
-    def once(self, op: Op) -> list[Any]:
-        if all(value in self._owned.own for value in _states(op)):
-            return super().once(op)
-        if op.type not in CONDITIONS:
-            with tf.device(self._owned.home):
-                return super().once(op)
-
-        branches = [self._branch(op, name) for name in ("then_branch", "else_branch")]
-        read = [value for ops in branches for each in ops for value in each.inputs]
-        given = {v: self.read(v, WHOLE) for v in dict.fromkeys(read) if v in op.inputs}
-
-        def run(ops: Sequence[Op]) -> tf.Tensor:
-            self.inside(self.place, lambda value, need: given[value]).run(ops)
-            return tf.constant(0)
-
-        is_true = self.read(op.inputs[0], WHOLE)
-        tf.cond(is_true, *(functools.partial(run, ops) for ops in branches))
-        return [None] * len(op.outputs)
-
-    def _branch(self, op: Op, name: str) -> list[Op]:
+    def branch_of(op: Op, name: str) -> list[Op]:
         """Returns those operations of a branch that the device runs."""
         (graph,) = called_graphs(op.source, name)
         pairs = zip(graph.inputs, op.inputs[1:], strict=True)
         ops, _ = flatten(graph, {id(tensor): value for tensor, value in pairs})
-        return closure(ops, self._owned, has_scalars=True)
+        return closure(ops, owned, has_scalars=True)
+
+    def once(context: Context, op: Op) -> list[Any]:
+        if all(value in owned.updated for value in _states(op)):
+            return context.once(op)
+        if op.type not in CONDITIONS:
+            with tf.device(owned.home):
+                return context.once(op)
+
+        # A condition around the update, as of a LossScaleOptimizer, changes all variables. This
+        # device makes another condition, whose branches change its own ones.
+        branches = [branch_of(op, name) for name in ("then_branch", "else_branch")]
+        read = [value for ops in branches for each in ops for value in each.inputs]
+        given = {v: context.read(v, WHOLE) for v in dict.fromkeys(read) if v in op.inputs}
+
+        def run(ops: Sequence[Op]) -> tf.Tensor:
+            context.inside(context.place, lambda value, need: given[value]).run(ops)
+            return tf.constant(0)
+
+        is_true = context.read(op.inputs[0], WHOLE)
+        tf.cond(is_true, *(functools.partial(run, ops) for ops in branches))
+        return [None] * len(op.outputs)
+
+    return once
 
 
 class _Piece:
     """Holds the operations of a meeting that one device runs."""
 
-    def __init__(self, parts: Sequence[Sequence[Op]], owned: Owned, has_scalars: bool) -> None:
+    def __init__(self, parts: Parts, owned: Owned, has_scalars: bool) -> None:
         """parts: the operations before, in and after the compiled program."""
         self.owned = owned
         before, compiled, after = parts
         read: set[Value] = set()
         self.after = closure(after, owned, has_scalars=has_scalars, read=read)
-        if all(value in owned.own for op in compiled for value in _states(op)):
+        if all(value in owned.updated for op in compiled for value in _states(op)):
             program = list(compiled)
             read.update(value for op in program for value in op.inputs)
         else:
@@ -170,7 +172,7 @@ class _Piece:
         self.sums = [value for value in outside if value.fact == PART]
 
 
-class MirroredMeeting(Meeting):
+class MirroredMeeting:
     """A meeting whose update of copied variables runs on several devices."""
 
     def __init__(
@@ -178,10 +180,9 @@ class MirroredMeeting(Meeting):
         copied: Mapping[Value, tf.Variable],
     ) -> None:  # fmt: skip
         """copied: the variables with copies, by the values of their handles."""
-        super().__init__(ops, read_after)
-        self._copies, self._copied, self._all_read = copies, copied, self._read
-        parts = [self._before, self._program.ops, self._after]
-        self._all_ops = [op for part in parts for op in part]
+        self._copies, self._copied = copies, copied
+        self._whole = self._first = Meeting.of(ops, read_after)  # all; what the first device runs
+        parts = self._whole.before, self._whole.program.ops, self._whole.after
         self._pieces: dict[int, _Piece] = {}  # by the index of a device
         if not any(_assigns(op) and set(_states(op)) & set(copied) for op in ops):
             return
@@ -197,25 +198,24 @@ class MirroredMeeting(Meeting):
                     f"strategy=sharded: {late.source.name} reads what another device updates. Use "
                     "strategy=mirrored."
                 )
-        self._leave_to_owners(read_after)
+        kept = self._kept(read_after)
+        read = {value for op in kept for value in op.inputs} | set(read_after)
+        before, program, after = ([op for op in part if op in kept] for part in parts)
+        self._first = Meeting((before, program, after), read)
 
-    def _make_pieces(self, parts: Sequence[Sequence[Op]], has_scalars: bool) -> None:
+    def _make_pieces(self, parts: Parts, has_scalars: bool) -> None:
         """parts: the operations before, in and after the compiled program."""
         devices, copied = self._copies.devices, self._copied
         for k in range(int(not self._copies.is_sharded), len(devices)):
-            own = {value for value, v in copied.items() if self._is_updated_on(k, v)}
+            own = {value for value, v in copied.items() if self._copies.is_updated_on(k, v)}
             owned = Owned(own, copied.keys() - own, devices[0])
             self._pieces[k] = _Piece(parts, owned, has_scalars)
-
-    def _is_updated_on(self, k: int, variable: tf.Variable) -> bool:
-        copies = self._copies
-        return not copies.has_owner(variable) or copies.owner(variable) == k
 
     def _kept(self, read_after: Collection[Value]) -> set[Op]:
         """Returns what the first device runs beside the pieces: all that they do not assign."""
         of_pieces = {op for piece in self._pieces.values() for op in piece.ops}
         kept, read = set(), set(read_after)
-        for op in reversed(self._all_ops):
+        for op in reversed(self._whole.ops):
             if op not in of_pieces or not _assigns(op) and not read.isdisjoint(op.outputs):
                 kept.add(op)
                 read.update(op.inputs)
@@ -224,48 +224,35 @@ class MirroredMeeting(Meeting):
     def _reads_too_early(self, read_after: Collection[Value]) -> Op | None:
         """Returns an operation of the first device that reads what a piece assigns later."""
         kept, assigned = self._kept(read_after), set[Value]()
-        for op in self._all_ops:
+        for op in self._whole.ops:
             if op in kept and not assigned.isdisjoint(_states(op)):
                 return op
             if _assigns(op) and op not in kept:
                 assigned.update(_states(op))
         return None
 
-    def _leave_to_owners(self, read_after: Collection[Value]) -> None:
-        """Leaves to the pieces what they assign."""
-        kept = self._kept(read_after)
-        read = {value for op in kept for value in op.inputs} | set(read_after)
-        self._before = [op for op in self._before if op in kept]
-        self._program = Program([op for op in self._program.ops if op in kept], read)
-        self._after = [op for op in self._after if op in kept]
-        self._read = [value for op in kept for value in op.inputs]
-
     def call(self, run: Run) -> None:
         home, devices = run.machine.home, self._copies.devices
         if not run.machine.exchange.is_alone:
-            run.add_up(self._all_read)  # workers meet alike, however many devices each has
-        contexts = self._contexts(run)
-
-        def tree(value: Value) -> Tree:
-            return run.tree(value) if value.fact == PART else [run.whole.read(value, WHOLE)]
-
+            run.add_up(self._whole.read)  # workers meet alike, however many devices each has
+        contexts, first = self._contexts(run), self._first
         with tf.device(home):
-            run.add_up(self._read)
-            run.whole.run(self._before)
-        self._read_copies(run, self._before)
+            run.add_up(first.read)
+            run.whole.run(first.before)
+        self._read_copies(run, first.before)
         for k, piece in self._pieces.items():
             context = contexts[k]
             with tf.device(devices[k]):
                 context.run(piece.before)
                 piece.program.call(context, devices[k], functools.partial(_as_tree, context))
         with tf.device(home):
-            self._program.call(run.whole, home, tree)
-            run.whole.run(self._after)
+            first.program.call(run.whole, home, run.additions)
+            run.whole.run(first.after)
         for k, piece in self._pieces.items():
             with tf.device(devices[k]):
                 contexts[k].run(piece.after)
         self._send_parameters(run)
-        self._read_copies(run, self._after)
+        self._read_copies(run, first.after)
 
     def _contexts(self, run: Run) -> dict[int, Context]:
         """Returns the context of each piece, which finds sums on its device."""
@@ -283,7 +270,7 @@ class MirroredMeeting(Meeting):
                     return self._copies.of(self._copied[value])[k].handle
                 return sums[k][value] if value in sums[k] else run.whole.read(value, need)
 
-            return OwnedContext(run.whole.place, find, piece.owned)
+            return Context(run.whole.place, find, emit_once=owned_once(piece.owned))
 
         return {k: context_of(k, piece) for k, piece in self._pieces.items()}
 
@@ -295,8 +282,9 @@ class MirroredMeeting(Meeting):
             own = [
                 copies.of(self._copied[value])
                 for value in changed
-                if value in piece.owned.own and copies.is_sent(self._copied[value])
+                if value in piece.owned.updated and copies.is_sent(self._copied[value])
             ]
+            # Reads stand behind the update in the graph, so they see the new values.
             with tf.device(copies.devices[k]):
                 values = [variables[k].read_value() for variables in own]
             others = [device for device in copies.devices if device != copies.devices[k]]

@@ -82,6 +82,7 @@ def each_of(op: Op, markers: Mapping[str, Marked]) -> Each | None:
     if marker is None:
         return None
     given = op.inputs[marker.num_results :]
+    # A value that is there once, such as a mask of constants, has no rows of the tower.
     if any(value.fact.kind not in ("rows", "part") for value in given):
         return None
     is_forward = all(value.fact.kind == "rows" for value in given)

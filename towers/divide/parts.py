@@ -7,12 +7,11 @@ The second kind is divided by the towers' shares of the rows.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from towers.divide.context import Context
-from towers.divide.facts import PART, SIZE, WHOLE, Value, rows
+from towers.divide.facts import PART, SIZE, Op, Value, rows
 from towers.divide.products import FACTORS
 
 _JOINED = ("Add", "AddN", "AddV2", "Pack", "Sub")  # linear in all inputs together
@@ -20,6 +19,10 @@ _LINEAR = (  # linear in their first input
     "Cast", "ExpandDims", "Identity", "Mean", "Neg", "Reshape", "Squeeze", "StopGradient", "Sum",
     "Transpose", *FACTORS,
 )  # fmt: skip
+
+
+# A gradient of `plain_gradients`.
+Gradient: TypeAlias = tf.Tensor | tuple[tf.Tensor, tf.Tensor] | None
 
 
 class Parts(NamedTuple):
@@ -30,26 +33,29 @@ class Parts(NamedTuple):
 
 
 def parts_of(
-    value: Value, real_parts: Callable[[Value], list[Any]], whole: Context, shares: Sequence[Any]
-) -> Parts | None:
+    value: Value, real_parts: Callable[[Value], list[Any]], whole: Callable[[Value], Any],
+    copy: Callable[[Op, Sequence[Any]], list[Any]], shares: Sequence[Any],
+) -> Parts | None:  # fmt: skip
     """Returns the towers' parts of a value; None if it was computed once from rows of all towers.
 
     An integer that follows from no row is the same in each tower.
 
-    real_parts: gives T towers' parts of a value. whole: gives whole values. shares: T float64.
+    real_parts: gives T towers' parts of a value. whole: gives a whole value. copy: emits an
+    operation on inputs. shares: T float64.
     """
 
     def same(value: Value) -> list[Any]:
-        return [whole.read(value, WHOLE)] * len(shares)
+        return [whole(value)] * len(shares)
 
     def terms(value: Value) -> list[Any] | None:
         """Returns what each tower adds to a value, or None."""
         op = value.op
         if value.fact == PART:
             return real_parts(value)
-        if not _follows_from_rows(value):
+        if not _follows_from_rows(value):  # such as a regularizer's gradient
             pairs = zip(same(value), shares, strict=True)
             return [each * tf.cast(share, each.dtype) for each, share in pairs]
+        # Only linear operations make parts of parts.
         if op.type in _JOINED:
             given = [terms(each) for each in op.inputs]
         elif op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
@@ -61,7 +67,7 @@ def parts_of(
         known = [each for each in given if each is not None]
         if len(known) < len(given):
             return None
-        return [whole.copy(op, each)[0] for each in zip(*known, strict=True)]
+        return [copy(op, each)[0] for each in zip(*known, strict=True)]
 
     if value.fact == rows(0):
         return Parts(True, real_parts(value))
@@ -73,14 +79,14 @@ def parts_of(
 
 def leaves(value: Value) -> list[Value]:
     """Returns the values of the trace that `parts_of` reads."""
-    op = value.op
-    if value.fact in (PART, rows(0)) or not _follows_from_rows(value):
-        return [value]
-    if op.type in _JOINED:
-        return [leaf for each in op.inputs for leaf in leaves(each)]
-    if op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
-        return [*leaves(op.inputs[0]), *op.inputs[1:]]
-    return [op.inputs[0], *leaves(op.inputs[1])] if op.type == "Mul" else []
+    found: list[Value] = []
+
+    def record(value: Value) -> list[Any]:
+        found.append(value)
+        return []
+
+    parts_of(value, record, record, lambda op, inputs: [], [])  # of no tower
+    return found
 
 
 def _follows_from_rows(value: Value) -> bool:
@@ -96,7 +102,7 @@ def _follows_from_rows(value: Value) -> bool:
     return False
 
 
-def tower_gradients(gradient: Any, parts: Any) -> list[Any] | None:
+def tower_gradients(gradient: Gradient, parts: Any) -> list[Any] | None:
     """Returns T towers' parts of a gradient of `plain_gradients`, or None if there are none."""
     if not isinstance(gradient, tuple):
         return None if parts is None or parts.are_rows else parts.values

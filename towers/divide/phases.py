@@ -31,16 +31,19 @@ def phases_of(ops: Sequence[Op]) -> Phases:
     before = states_before(run)
     awaited = _awaited(run, before)
     phase_of: dict[Op, int] = {}
+    # What no tower waits for runs in the last meeting, so that no stage waits for an update.
     for op in run:
         if op.each is not None or op in awaited:
             in_towers = op.each is not None
             earliest = max([0 if in_towers else -1, *(phase_of[other] for other in before[op])])
             earliest = max([earliest, *_met(op, phase_of)])
+            # Towers have even phases and meetings odd ones: take the next one of the right kind.
             phase_of[op] = earliest + (earliest % 2 == in_towers)
     last = max([-1, *(phase + (phase % 2 == 0) for phase in phase_of.values())])
     phases: Phases = defaultdict(list)
     for op in run:
         phases[phase_of.get(op, last)].append(op)
+    assert all((op.each is None) == phase % 2 for phase, group in phases.items() for op in group)
     return phases
 
 

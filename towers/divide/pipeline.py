@@ -84,6 +84,7 @@ class Pipeline:
             by_level[levels[op]].append(op)
         made_by = {value: levels[op] for op in ops for value in op.outputs}
         pieces = {level: _with_pairs(by_level[level], made_by) for level in sorted(by_level)}
+        # A piece returns what other pieces or phases read, and nothing else crosses a device.
         read_later = {
             value for level, piece in pieces.items() for op in piece for value, _ in reads(op)
             if made_by.get(value, level) != level

@@ -13,7 +13,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.divide.divided_step import DividedStep
 from towers.divide.machines import Machine
 from towers.divide.tower_step import TowerStep
 from towers.machine import hang
@@ -96,27 +95,25 @@ def prefetched(
     """
     if to_devices is None:
         to_devices = step.machine.policy.prefetch_to_devices
-    for element, placed in placed_ahead(step if to_devices else None, batches):
-        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
+    unpacked = map(keras.utils.unpack_x_y_sample_weight, batches)
+    for (x, y, sample_weight), placed in placed_ahead(
+        step.machine if to_devices else None, unpacked
+    ):
         if sample_weight is None:
             yield Batch(x, y, placed)
         else:
             yield WeightedBatch(x, y, sample_weight, placed)
 
 
-def placed_ahead(
-    step: TowerStep | DividedStep | None, elements: Iterable[Any]
-) -> Iterator[tuple[Any, Any]]:
+def placed_ahead(machine: Machine | None, elements: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
     """Yields (element, its shards on their devices); the next one is placed at the same time.
 
-    step: None yields (element, None).
+    machine: None yields (element, None).
     """
-    if step is None:
+    if machine is None:
         yield from ((element, None) for element in _reading(iter(elements)))
         return
-    iterator = map(
-        lambda element: (element, place(step.machine, _parts_of(step, element))), elements
-    )
+    iterator = map(lambda element: (element, place(machine, element)), elements)
     with ThreadPoolExecutor(1) as thread:
         ahead = thread.submit(next, iterator, None)
         for pair in _reading(iter(lambda: ahead.result(), None)):
@@ -132,8 +129,3 @@ def _reading(batches: Iterator[Any]) -> Iterator[Any]:
         if batch is None:
             return
         yield batch
-
-
-def _parts_of(step: TowerStep | DividedStep, element: Any) -> Any:
-    """Returns what a step takes: x, y and sample_weight, or the element as it is."""
-    return element if step.takes_elements else keras.utils.unpack_x_y_sample_weight(element)

@@ -84,6 +84,8 @@ def in_order(operation: tf.Operation) -> dict[str, Any]:
     definition = operation.graph.as_graph_def()
     called = operation.node_def
     functions = {each.signature.name: each for each in definition.library.function}
+    # A function keeps its first definition for the process, so changed functions get new names,
+    # and each call of them must use these.
     for nodes in ([called], *(function.node_def for function in functions.values())):
         for node in nodes:
             if is_drawn and node.op in LOOPS:

@@ -89,13 +89,12 @@ Rule = Callable[[Look], Each | None]
 RULES: dict[str, Rule] = {}
 
 
-def rule(*types: str) -> Callable[[Rule], Rule]:
-    """Adds a rule to the table, for these types of operations."""
+def rule(*types: str, table: dict[str, Rule] = RULES) -> Callable[[Rule], Rule]:
+    """Adds a rule to a table, for these types of operations."""
 
     def add(function: Rule) -> Rule:
-        for each in types:
-            assert each not in RULES, each
-            RULES[each] = function
+        assert table.keys().isdisjoint(types), "each type of operation has one rule"
+        table.update(dict.fromkeys(types, function))
         return function
 
     return add

@@ -8,6 +8,7 @@ A worker has the values of its towers. Workers meet in the same order, because a
 the same phases.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Value
 from towers.divide.machines import Machine
 from towers.machine.devices import HOST
 from towers.step.averaging import Tree, add_tree
+from towers.step.sharding import bounds
 from towers.step.structures import SPLIT, SUM
 from towers.step.transfers import spread
 
@@ -42,9 +44,7 @@ class Run:
         exchange = machine.exchange
         num_towers, local = exchange.num_towers, exchange.local_towers
         self.total = tf.shape(given[batch[0]])[0] if batch else tf.constant(1)
-        tower = tf.range(num_towers)
-        self.counts = self.total // num_towers + tf.cast(tower < self.total % num_towers, tf.int32)
-        starts = tf.minimum(tf.cumsum(self.counts, exclusive=True), self.total - 1)
+        starts, _, self.counts = bounds(self.total, num_towers)
         # A tower without rows computes on the last row of the batch, because some kernels fail
         # without one. `Stage` and `real_parts` drop what it computes.
         sizes = tf.unstack(self.counts, num_towers)
@@ -69,7 +69,8 @@ class Run:
         self._trees: dict[Value, Tree] = {}
         self._real_parts: dict[Value, list[Any]] = {}
         self._shards: dict[tuple[Value, int], list[Any]] = {}
-        self._sent: dict[str, dict[Value, Any]] = {}
+        self._sent: dict[str, dict[Value, Any]] = defaultdict(dict)  # by device
+        assert placed is None or len(placed) == len(local), "one shard for each tower"
         for i, value in enumerate(batch if placed is not None else ()):
             self._shards[value, 0] = [shard[i] for shard in placed or ()]
         for value in apart:
@@ -77,7 +78,7 @@ class Run:
 
     # From the towers to whole values.
 
-    def _meet(self, value: Value, need: Need) -> Any:
+    def _meet(self, value: Value, need: Need) -> tf.Tensor:
         """Returns what the towers have as one value, on the parameter device."""
         if need == OWN or value.fact == ONCE:  # an open size, or a value that towers have alike
             return self._given[value] if value in self._given else self.towers[0][value]
@@ -121,6 +122,10 @@ class Run:
         self.add_up([value])
         return self._trees[value]
 
+    def additions(self, value: Value) -> Tree:
+        """Returns what remains of the additions of any whole value; without any, [the value]."""
+        return self.tree(value) if value.fact == PART else [self.whole.read(value, WHOLE)]
+
     def _devices_of(self, value: Value) -> Sequence[str]:
         """Returns the device on which each tower has a value."""
         return self.places_of.get(value, self.machine.devices)
@@ -128,13 +133,7 @@ class Run:
     def _reduce(self, values: list[list[Any]], devices: Sequence[str]) -> Tree:
         machine = self.machine
         with tf.name_scope(f"{SUM}/"), tf.device(machine.home):
-            return machine.exchange.reduce(
-                values,
-                devices,
-                add_on_devices=machine.policy.add_on_devices,
-                parameter_device=machine.home,
-                packed=machine.policy.pack_transfers,
-            )
+            return machine.exchange.reduce(values, devices, machine.policy, machine.home)
 
     def _is_sum(self, value: Value) -> bool:
         # With batch_norm="tower0", the moving averages follow the statistics of tower 0 alone.
@@ -152,7 +151,7 @@ class Run:
                 weighted.append(tf.where(place.has_rows, each * share, tf.zeros_like(each)))
         return weighted
 
-    def _joined(self, value: Value) -> Any:
+    def _joined(self, value: Value) -> tf.Tensor:
         """Returns the rows of all towers, in order."""
         axis = value.fact.axis
         own = self.real_parts(value)
@@ -198,15 +197,16 @@ class Run:
 
         devices: the device on which each tower reads it. Default: `Machine.devices`.
         """
+        # The towers may have it already, on their devices.
         if need == OWN and value in self.towers[0]:
             return [tower[value] for tower in self.towers]
         if need in (OWN, WHOLE) and value.fact == ONCE or need == WHOLE:
-            return [
-                self._sent.get(device, {}).get(value)
-                if value in self._sent.get(device, {})
-                else self.whole.read(value, WHOLE)
-                for device in devices or self.machine.devices
-            ]
+            found = []
+            for device in devices or self.machine.devices:
+                sent = self._sent[device]  # TensorFlow sends what is not sent packed
+                found.append(sent[value] if value in sent else self.whole.read(value, WHOLE))
+            return found
+        # Rows that no tower has yet are cut from the whole value, once for each axis.
         axis = value.fact.axis if need == OWN else need.axis
         if (value, axis) not in self._shards:
             is_given = value in self._given
@@ -221,17 +221,17 @@ class Run:
         machine = self.machine
         if not machine.policy.pack_transfers:
             return
-        known = self._sent.get(devices[0], {})
+        known = self._sent[devices[0]]
         new = [v for v in dict.fromkeys(values) if v not in known and v not in self.towers[0]]
         tensors = [self.whole.read(value, WHOLE) for value in new]
         arrived = spread(tensors, machine.home, dict.fromkeys(devices), packed=True)
         for device, found in arrived.items():
-            self._sent.setdefault(device, {}).update(zip(new, found, strict=True))
+            self._sent[device].update(zip(new, found, strict=True))
 
     def receive(self, value: Value, by_device: Mapping[str, Any]) -> None:
         """Takes a whole value as it is on each device."""
         for device, tensor in by_device.items():
-            self._sent.setdefault(device, {})[value] = tensor
+            self._sent[device][value] = tensor
 
     def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
         """Returns each tower's rows along an axis of a value of the batch."""

@@ -146,6 +146,7 @@ def _sliced_axes(look: Look, before: Dims, after: Dims, first: int) -> dict[int,
     masks = {name: look.attr(f"{name}_mask") for name in (
         "begin", "end", "ellipsis", "new_axis", "shrink_axis"
     )}  # fmt: skip
+    # Each mask has one bit for each entry of `begin`, in order.
     has = {name: [bool(mask >> i & 1) for i in range(count)] for name, mask in masks.items()}
     given = sum(not has["new_axis"][i] and not has["ellipsis"][i] for i in range(count))
     axis = place = 0
@@ -160,6 +161,7 @@ def _sliced_axes(look: Look, before: Dims, after: Dims, first: int) -> dict[int,
         elif has["shrink_axis"][i]:
             axis += 1
         else:
+            # With a negative stride the axis is as long as before, and its rows are reversed.
             goes_up = strides is not None and strides[0][i] > 0
             if goes_up and before[axis] == after[place]:
                 kept[axis] = place

@@ -39,7 +39,10 @@ def towers_finite(
 
 
 def error_of(
-    finite: Any, towers: Any, devices: Sequence[str], variables: Sequence[keras.Variable]
+    finite: np.ndarray,
+    towers: np.ndarray,
+    devices: Sequence[str],
+    variables: Sequence[keras.Variable],
 ) -> NonFiniteError:
     """Returns the error of an update that was left out.
 

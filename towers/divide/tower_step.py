@@ -28,7 +28,7 @@ from towers.step.noise_scale import NoiseMetric
 from towers.step.placement import Placement
 from towers.step.sharding import BatchValues, Placed, rows_of_towers
 from towers.step.state import variables_device
-from towers.step.structures import any_rows, as_tensor, map_tensors
+from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
 from towers.step.xla import FullBatch, uses_xla
 from towers.workers.watch import watched
 from towers.workers.workers import Workers, join_workers
@@ -94,16 +94,14 @@ class TowerStep:
 
     Raises:
         ValueError: an argument is wrong, a device does not exist, or the model is not built.
-
     """
-
-    takes_elements = False  # but x, y and sample_weight
 
     @names_checked
     def __init__(
-        self, model: keras.Model, optimizer: Any = COMPILED, loss: Any = COMPILED, *,
-        loss_weights: Any = None, metrics: Any = None, devices: Sequence[str] | None = None,
-        num_towers: int | None = None, batch_norm: str | None = None, nonfinite: str = "apply",
+        self, model: keras.Model, optimizer: keras.optimizers.Optimizer | str = COMPILED,
+        loss: Any = COMPILED, *, loss_weights: Any = None, metrics: Any = None,
+        devices: Sequence[str] | None = None, num_towers: int | None = None,
+        batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
         policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
@@ -157,7 +155,9 @@ class TowerStep:
     def _machine(self, name: str) -> Machine:
         return self.machine.compiling(self.uses_xla, self.full_batch, name)
 
-    def __call__(self, x: Any, y: Any = None, sample_weight: Any = None) -> dict[str, tf.Tensor]:
+    def __call__(
+        self, x: Structure, y: Structure = None, sample_weight: Structure = None
+    ) -> dict[str, tf.Tensor]:
         """Makes one synchronous update.
 
         Args:
@@ -174,7 +174,11 @@ class TowerStep:
         return self.train_batch(x, y, sample_weight)
 
     def train_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+        self,
+        x: Structure,
+        y: Structure = None,
+        sample_weight: Structure = None,
+        placed: Placed = None,
     ) -> dict[str, tf.Tensor]:
         """Makes one synchronous update.
 
@@ -198,16 +202,22 @@ class TowerStep:
         return logs
 
     def test_batch(
-        self, x: Any, y: Any = None, sample_weight: Any = None, placed: Placed = None
+        self,
+        x: Structure,
+        y: Structure = None,
+        sample_weight: Structure = None,
+        placed: Placed = None,
     ) -> dict[str, tf.Tensor]:
         """Computes loss and metrics in inference mode; arguments and result as in `train_batch`."""
         return self._run("test", (x, y, sample_weight), placed)
 
-    def predict_batch(self, x: Any) -> Any:
+    def predict_batch(self, x: Structure) -> Any:
         """Returns the model's outputs for one global batch, with rows in the order of the batch."""
         return self._run("predict", (x, None, None))
 
-    def gradients(self, x: Any, y: Any = None, sample_weight: Any = None) -> tuple[Any, Values]:
+    def gradients(
+        self, x: Structure, y: Structure = None, sample_weight: Structure = None
+    ) -> tuple[tf.Tensor, Values]:
         """Computes the gradients of the whole batch without an update.
 
         Changes no variable, no state and no seed. A loss scale is not applied.
@@ -237,7 +247,7 @@ class TowerStep:
         return self.steps.divided["train"].unlisted(listed)
 
     @property
-    def optimizer(self) -> Any:
+    def optimizer(self) -> keras.optimizers.Optimizer:
         """The optimizer of the update; make a new step for another one."""
         return self._twin.optimizer
 
@@ -258,14 +268,16 @@ class TowerStep:
         """Raises ValueError if workers differ in versions, settings or variables."""
         self.steps.divided["train"].check_agreement()
 
-    def build_metrics(self, name: str, x: Any, y: Any, sample_weight: Any = None) -> None:
+    def build_metrics(
+        self, name: str, x: Structure, y: Structure, sample_weight: Structure = None
+    ) -> None:
         """Makes `metrics_variables`, as the first batch does; name: "train" or "test"."""
         self._prepare(name, map_tensors(any_rows, (x, y, sample_weight)))
 
-    def graph_of_update(self, *specs: Any) -> tf.Graph:
+    def graph_of_update(self, *specs: Structure) -> tf.Graph:
         """Returns the graph of an update of a batch of these specs, as --plan reads it."""
         self._prepare("train", map_tensors(any_rows, specs))
-        update = tf.function(functools.partial(self.steps.train, False), autograph=False)
+        update = tf.function(self.steps.train, autograph=False)
         return update.get_concrete_function(specs, None).graph
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
@@ -295,10 +307,8 @@ class TowerStep:
                 if not self.traces:
                     self.check_agreement()
                 self._prepare(name, specs)
-                method = getattr(self.steps, name)
-                if name == "train":
-                    method = functools.partial(method, is_measured)
-                function = tf.function(method, autograph=False)
+                method = "train_measured" if is_measured else name
+                function = tf.function(getattr(self.steps, method), autograph=False)
                 traced = function.get_concrete_function(specs, map_tensors(any_rows, placed))
             self._functions[key] = traced
             self.traces.append(traced)
@@ -314,7 +324,3 @@ class TowerStep:
         """Traces a step of Keras for specs of a batch, with the first `trainable` flags."""
         with self._flags.as_made():
             self.steps.prepare(name, specs)
-
-    def run_in_graph(self, batch: BatchValues) -> Any:
-        """Makes one update within the caller's graph; returns its logs."""
-        return self.steps.train(False, batch, None)[0]

@@ -15,7 +15,11 @@ from towers.step.state import variables_device
 
 
 def twin_of(
-    model: keras.Model, optimizer: Any, loss: Any, loss_weights: Any, metrics: Any
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer | str,
+    loss: Any,
+    loss_weights: Any,
+    metrics: Any,
 ) -> keras.Model:
     """Returns a compiled twin of a model, with a built optimizer; takes `TowerStep`'s arguments.
 

@@ -29,7 +29,7 @@ class WatchedUpdate:
     def __init__(self, optimizer: keras.optimizers.Optimizer, checked: Collection[str]) -> None:
         """checked: which of "loss" and "gradients" must be finite; otherwise no update is made."""
         self._optimizer, self._checked = optimizer, checked
-        self.loss: Any = None
+        self.loss: tf.Tensor | None = None
         self.gradients: list[Any] = []
         self.finite: tf.Tensor | None = None
         self.operations: list[tf.Operation] = []
@@ -39,7 +39,7 @@ class WatchedUpdate:
         """Inside the context, the optimizer makes the update if what is checked is finite."""
 
         def scaling(scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
-            def scale(loss: Any) -> Any:
+            def scale(loss: tf.Tensor) -> tf.Tensor:
                 self.loss = loss
                 return scale_loss(loss)
 
@@ -55,7 +55,7 @@ class WatchedUpdate:
     def left_out(self) -> Iterator[None]:
         """Inside the context, the optimizer makes no update and scales no loss."""
 
-        def keep_loss(loss: Any) -> Any:
+        def keep_loss(loss: tf.Tensor) -> tf.Tensor:
             self.loss = loss
             return loss
 

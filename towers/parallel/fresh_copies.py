@@ -10,6 +10,7 @@ from typing import Any
 
 import keras
 
+from towers.divide.copies import Copies, NoCopies
 from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import Towers
 from towers.resume.resumed_fit import fit_arguments
@@ -25,7 +26,7 @@ _BATCH_HOOKS = (
 _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two steps
 
 
-def are_trusted(callbacks: Sequence[Any], copies: Any) -> bool:
+def are_trusted(callbacks: Sequence[keras.callbacks.Callback], copies: Copies | NoCopies) -> bool:
     """Returns whether no callback can assign to parameters between steps; warns if one can."""
     found = [
         type(callback).__name__

@@ -12,16 +12,17 @@ import tensorflow as tf
 from towers.divide.copies import Copies, NoCopies
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.machines import Machine, make_machine
-from towers.divide.tower_step import TowerStep
 from towers.machine.devices import policy_of
 from towers.machine.keras_internals import all_layers
 from towers.machine.user_lines import warn_user
+from towers.parallel.measuring_step import MeasuringStep
 from towers.step import state as state_lib
 from towers.step.compiled import COMPILED
 from towers.step.errors import NewestBatch
 from towers.step.exchange import make_exchange
 from towers.step.metrics import call_compute_loss, overrides
 from towers.step.placement import Placement
+from towers.step.structures import Structure
 from towers.step.xla import FullBatch, uses_xla
 from towers.workers.workers import Workers, join_workers
 
@@ -44,9 +45,10 @@ class Towers:
     jit_compile: bool | str = COMPILED  # or "auto", False; COMPILED follows the model's `compile`
     noise_scale: bool = False  # whether the logs of `fit` get the gradient noise scale
     full_batch: FullBatch = field(default_factory=FullBatch)
-    steps: dict[str, DividedStep | TowerStep] = field(default_factory=dict)  # by "train", ...
+    steps: dict[str, DividedStep] = field(default_factory=dict)  # by "train", ...
+    measuring: MeasuringStep | None = None  # runs the "train" step with `noise_scale`
     machine: Machine | None = None  # where they run, but for XLA
-    optimizer: Any = None  # the one that `machine` is for
+    optimizer: keras.optimizers.Optimizer | None = None  # the one that `machine` is for
     warned_of_speed: bool = False  # what a divided step runs once takes time
     iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
@@ -56,8 +58,6 @@ class Towers:
     @property
     def copies(self) -> Copies | NoCopies:
         """The copies of the parameters on the devices."""
-        if isinstance(step := self.steps.get("train"), TowerStep):
-            return step.machine.copies
         return NoCopies() if self.machine is None else self.machine.copies
 
 
@@ -94,10 +94,11 @@ def forget_functions(model: keras.Model) -> None:
 
 def forget_steps(model: keras.Model) -> None:
     """Drops the steps, because the model or its optimizer has changed."""
-    towers_of(model).steps, towers_of(model).machine = {}, None
+    towers = towers_of(model)
+    towers.steps, towers.measuring, towers.machine = {}, None, None
 
 
-def build(model: keras.Model, x: Any, *loss_arguments: Any) -> None:
+def build(model: keras.Model, x: Structure, *loss_arguments: Structure) -> None:
     """Builds the layers that are not built yet, for specs of the inputs.
 
     With specs of y and sample_weight, it also builds layers that only `compute_loss` calls, such as
@@ -139,51 +140,38 @@ def take_over(model: keras.Model) -> None:
     current.update(changed, built=True)
 
 
-def step_of(model: keras.Model, name: str) -> DividedStep | TowerStep:
-    """Returns the runner of a step: "train", "test" or "predict", Keras' own or a custom one.
-
-    A TowerStep trains if the noise scale is asked for.
-    """
+def step_of(model: keras.Model, name: str) -> DividedStep:
+    """Returns the runner of a step: "train", "test" or "predict", Keras' own or a custom one."""
     towers = towers_of(model)
     if name not in towers.steps:
-        measures = towers.noise_scale and name == "train"
         with tf.init_scope():
-            towers.steps[name] = (_measuring_step if measures else _divided_step)(model, name)
+            machine = _machine(model, name)
+            if towers.noise_scale and name == "train":
+                towers.measuring = MeasuringStep(model, machine)
+                towers.steps[name] = towers.measuring.step
+            else:
+                step = method_of(model, f"{name}_step")
+                towers.steps[name] = DividedStep(step, machine, model=model)
     return towers.steps[name]
 
 
-def _measuring_step(model: keras.Model, name: str) -> TowerStep:
-    """Returns the step that measures the noise scale."""
-    towers = towers_of(model)
-    if overrides(model, f"{name}_step"):
-        raise ValueError(
-            f"model {model.name!r} has a custom {name}_step, whose gradients towers.NoiseScale "
-            "does not know: leave towers.NoiseScale() out."
-        )
-    return TowerStep(
-        model, devices=towers.devices, num_towers=towers.num_towers, own_rows=towers.own_rows,
-        noise_scale=True, **vars(towers.placement),
-    )  # fmt: skip
-
-
-def _divided_step(model: keras.Model, name: str) -> DividedStep:
-    """Returns the runner of a step."""
-    towers = towers_of(model)
-    is_keras, optimizer = not overrides(model, f"{name}_step"), getattr(model, "optimizer", None)
+def _machine(model: keras.Model, name: str) -> Machine:
+    """Returns where a step runs, and what XLA compiles in it."""
+    towers, optimizer = towers_of(model), getattr(model, "optimizer", None)
     if name == "train" and model.built and optimizer is not None and not optimizer.built:
         with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
             optimizer.build(model.trainable_variables)
-    machine = _machine(model)
-    if is_keras:
-        jit_compile = towers.jit_compile if model.compiled else bool(model.jit_compile)
-        has_stages = machine.stages is not None
-        how = uses_xla(model, towers.devices, jit_compile, has_stages=has_stages)
-        machine = machine.compiling(how, towers.full_batch, name)
-    return DividedStep(method_of(model, f"{name}_step"), machine, model=model)
+    machine = _shared_machine(model)
+    if overrides(model, f"{name}_step"):
+        return machine
+    jit_compile = towers.jit_compile if model.compiled else bool(model.jit_compile)
+    has_stages = machine.stages is not None
+    how = uses_xla(model, towers.devices, jit_compile, has_stages=has_stages)
+    return machine.compiling(how, towers.full_batch, name)
 
 
-def _machine(model: keras.Model) -> Machine:
-    """Returns where the steps of a built model run, with copies for its optimizer, if built."""
+def _shared_machine(model: keras.Model) -> Machine:
+    """Returns where all steps run, with copies for the model's optimizer, if it is built."""
     towers = towers_of(model)
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None and not optimizer.built:

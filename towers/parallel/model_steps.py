@@ -11,7 +11,6 @@ one more thread:  [ batch 2: to devices  ]   [ batch 3: to devices  ] ...
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import keras
@@ -20,7 +19,6 @@ import tensorflow as tf
 from towers.divide.divided_step import DividedStep
 from towers.divide.ran_once import RanOnce, warn_of
 from towers.divide.repeatable import UNSAVED_NOISE
-from towers.divide.tower_step import TowerStep
 from towers.machine import hang
 from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import (
@@ -30,7 +28,7 @@ from towers.step.checks import check_arrays, readable
 from towers.step.errors import first_error
 from towers.step.metrics import overrides
 from towers.divide.prefetch import placed_ahead
-from towers.step.structures import batch_specs
+from towers.step.structures import Structure, batch_specs
 from towers.workers.watch import watched
 from towers.workers.workers import join_workers
 
@@ -38,14 +36,12 @@ from towers.workers.workers import join_workers
 class PlacedBatches:
     """A train function for Keras' loop: takes an iterator and trains on its next batches."""
 
-    def __init__(
-        self, step: TowerStep | DividedStep, num_steps: int, watch: Callable[[Any], Any]
-    ) -> None:
+    def __init__(self, step: DividedStep, run: Callable[[Any, Any], Any], num_steps: int) -> None:
         """
-        num_steps: the number of batches for each call, Keras' `steps_per_execution`. watch: returns
-            the context in which the step runs on a batch.
+        run: runs the step on a batch and its placed shards. num_steps: the number of batches for
+            each call, Keras' `steps_per_execution`.
         """
-        self._step, self._num_steps, self._watch = step, num_steps, watch
+        self._step, self._run, self._num_steps = step, run, num_steps
         self._iterator: Any = None
         self._batches: Iterator[Any] = iter(())
 
@@ -59,16 +55,14 @@ class PlacedBatches:
                 )
                 for element in iterator
             )
-            is_placed = self._step.machine.policy.prefetch_to_devices
-            self._batches = placed_ahead(self._step if is_placed else None, present)
+            machine = self._step.machine
+            is_placed = machine.policy.prefetch_to_devices
+            self._batches = placed_ahead(machine if is_placed else None, present)
         logs = None
         for element, placed in itertools.islice(self._batches, self._num_steps):
-            with readable(), self._watch(element):
-                if isinstance(self._step, DividedStep):
-                    logs = self._step.run(element, placed)
-                else:
-                    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(element)
-                    logs = self._step.train_batch(x, y, sample_weight, placed)
+            undivided = functools.partial(self._step.run_undivided, element)
+            with readable(), watched(join_workers(), "a train step"), first_error(undivided):
+                logs = self._run(element, placed)
         if logs is None:
             raise StopIteration
         return logs
@@ -110,25 +104,14 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
                 and isinstance(data, tf.data.Iterator)
                 and (towers.noise_scale or is_ahead)
             ):
-                watch = functools.partial(_watched_batch, step)
-                made = PlacedBatches(step, model.steps_per_execution, watch)
+                run = step.run if towers.measuring is None else towers.measuring.run
+                made = PlacedBatches(step, run, model.steps_per_execution)
             setattr(model, attribute, made)
         results = made(data)
         _warn_of_what_ran_once(model, name)
         return results
 
     setattr(model, attribute, first_call)
-
-
-@contextmanager
-def _watched_batch(step: TowerStep | DividedStep, data: Any) -> Iterator[None]:
-    """Watches a step on one batch for lost workers, and for the first error of its towers."""
-    if isinstance(step, TowerStep):  # it does so itself
-        yield
-        return
-    undivided = functools.partial(step.run_undivided, data)
-    with watched(join_workers(), "a train step"), first_error(undivided):
-        yield
 
 
 def ran_once(model: keras.Model) -> list[RanOnce]:
@@ -155,17 +138,13 @@ def ran_once(model: keras.Model) -> list[RanOnce]:
         raise ValueError(f"model {model.name!r} is not parallel: call towers.make_parallel on it.")
     steps = towers_of(model).steps
     name = "train" if "train" in steps else next(iter(steps), "")
-    step = steps.get(name)
-    if isinstance(step, TowerStep):
-        return step.ran_once
-    return [] if step is None else step.ran_once(_num_rows(model, name))
+    return steps[name].ran_once(_num_rows(model, name)) if name else []
 
 
 def _num_rows(model: keras.Model, name: str) -> int:
     """Returns the number of rows of the newest batch; 1 if there is none."""
-    step = step_of(model, name)
-    if isinstance(step, DividedStep) and step.num_rows is not None:
-        return step.num_rows
+    if (num_rows := step_of(model, name).num_rows) is not None:
+        return num_rows
     batch = tf.nest.flatten(towers_of(model).newest[name].read())
     return next((v.shape[0] for v in batch if v is not None and v.shape.rank), 1)
 
@@ -173,7 +152,7 @@ def _num_rows(model: keras.Model, name: str) -> int:
 def _warn_of_what_ran_once(model: keras.Model, name: str) -> None:
     """Warns, once for each model, of a divided step that does much work once."""
     towers, step = towers_of(model), step_of(model, name)
-    if towers.num_towers > 1 and not towers.warned_of_speed and isinstance(step, DividedStep):
+    if towers.num_towers > 1 and not towers.warned_of_speed:
         rows = step.ran_once(_num_rows(model, name))
         towers.warned_of_speed = warn_of(rows, model.name, "towers.ran_once(model)")
 
@@ -181,17 +160,16 @@ def _warn_of_what_ran_once(model: keras.Model, name: str) -> None:
 def _run_undivided(model: keras.Model, name: str) -> None:
     """Runs a step on one device on the newest batch, to raise its first error."""
     (batch,) = towers_of(model).newest[name].read() or (None,)
-    step = step_of(model, name)
-    if batch is not None and isinstance(step, DividedStep):
-        step.run_undivided(batch)
+    if batch is not None:
+        step_of(model, name).run_undivided(batch)
 
 
-def run_step(model: keras.Model, name: str, data: Any) -> Any:
+def run_step(model: keras.Model, name: str, data: Structure) -> Any:
     """Runs one step in Keras' loop. Returns the logs, or the outputs for "predict"."""
-    step = step_of(model, name)
-    if isinstance(step, TowerStep):  # train_on_batch, which measures no noise scale
-        return step.run_in_graph(keras.utils.unpack_x_y_sample_weight(data))
+    step, measuring = step_of(model, name), towers_of(model).measuring
     with tf.control_dependencies(towers_of(model).newest[name].keep(data)):
+        if name == "train" and measuring is not None:  # train_on_batch
+            return measuring.run_in_graph(data)
         return step(data)
 
 
@@ -208,25 +186,22 @@ def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
     check_arrays(x, y, sample_weight)
     batch = batch_specs(batch)
     if not overrides(model, f"{name}_step"):
-        x, y, sample_weight = batch_specs((x, y, sample_weight))
+        x, y, sample_weight = map(batch_specs, (x, y, sample_weight))
         build(model, x, *(() if name == "predict" else (y, sample_weight)))
     step = step_of(model, name)
-    if isinstance(step, TowerStep):
-        step.build_metrics(name, x, y, sample_weight)
-    else:
-        step.prepare(batch)
+    step.prepare(batch)
     step.check_agreement()
     towers_of(model).newest[name].prepare(batch)
     return data
 
 
-def prepare_training(model: keras.Model, specs: Any) -> list[keras.Variable]:
+def prepare_training(model: keras.Model, specs: Structure) -> list[keras.Variable]:
     """Creates all variables for these specs; returns those that Keras' lists may lack."""
     _make_variables(model, "train", [specs])
     step = step_of(model, "train")
     if step.has_unsaved_noise:
         warn_user(UNSAVED_NOISE)
-    if isinstance(step, TowerStep):
-        return [*step.unlisted_variables, *(step.noise.variables if step.noise is not None else [])]
     of_optimizer = model.optimizer.variables if model.optimizer else []
-    return [*step.unlisted([*model.variables, *of_optimizer, *model.metrics_variables])]
+    unlisted = step.unlisted([*model.variables, *of_optimizer, *model.metrics_variables])
+    measuring = towers_of(model).measuring
+    return [*unlisted, *(measuring.noise.variables if measuring is not None else [])]

@@ -14,7 +14,6 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from towers.divide.tower_step import TowerStep
 from towers.machine.argument_names import names_checked
 from towers.machine.devices import HOST, is_gpu, policy_of
 from towers.machine.gpus import as_integer, device_indices, gpu_devices
@@ -38,6 +37,7 @@ from towers.resume.resumed_fit import fit_arguments, resumed_fit
 from towers.step import checks
 from towers.step.compiled import COMPILED
 from towers.step.placement import Placement
+from towers.step.structures import Structure
 from towers.step.xla import FullBatch
 from towers.workers.workers import join_workers
 from towers.workers.written_files import check_writers
@@ -46,7 +46,7 @@ from towers.workers.written_files import check_writers
 @names_checked
 def make_parallel(
     model: keras.Model,
-    gpus: Any = None,
+    gpus: int | Sequence[int] | None = None,
     *,
     num_towers: int | None = None,
     batch_norm: str | None = None,
@@ -104,6 +104,7 @@ def make_parallel(
     num_devices = len(devices) if gpus is None else len(device_indices(gpus))
     num_groups, workers = placement.num_groups(num_devices), join_workers()
     towers = num_groups * workers.num_workers if count is None else count
+    # Towers on one device are usual if they were asked for, and a mistake on an undivided CPU.
     if gpus is None or len(devices) < num_devices:
         most, is_chosen = workers.most_towers(towers), (gpus, count) != (None, None)
         if shared := undivided_cpu(most, is_chosen):
@@ -111,7 +112,7 @@ def make_parallel(
     return parallel_on(model, devices, towers, placement)
 
 
-def _check_model(model: Any) -> None:
+def _check_model(model: keras.Model) -> None:
     """Raises ValueError if `model` is not a keras.Model, or if towers cannot run its steps."""
     if not isinstance(model, keras.Model):
         raise ValueError(f"model ({model!r}) must be a keras.Model.")
@@ -240,9 +241,8 @@ class ParallelModel(keras.Model):
     def reset_metrics(self) -> None:
         """Resets the metrics, as Keras does before each epoch, and the noise scale."""
         super().reset_metrics()
-        step = towers_of(self).steps.get("train")
-        if isinstance(step, TowerStep) and step.noise is not None:
-            step.noise.reset_state()
+        if (measuring := towers_of(self).measuring) is not None:
+            measuring.noise.reset_state()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
         """Evaluates like `keras.Model.evaluate`."""
@@ -259,15 +259,15 @@ class ParallelModel(keras.Model):
         towers_of(self).workers.barrier()
         return outputs
 
-    def train_step(self, data: Any) -> dict[str, tf.Tensor]:
+    def train_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """Makes one step on a global batch, as the model's class defines it; Keras calls it."""
         return run_step(self, "train", data)  # type: ignore[no-any-return]
 
-    def test_step(self, data: Any) -> dict[str, tf.Tensor]:
+    def test_step(self, data: Structure) -> dict[str, tf.Tensor]:
         """Returns the loss and metrics after one global batch. Keras' loop calls it."""
         return run_step(self, "test", data)  # type: ignore[no-any-return]
 
-    def predict_step(self, data: Any) -> Any:
+    def predict_step(self, data: Structure) -> Any:
         """Returns the outputs for one global batch. Keras' loop calls it."""
         return run_step(self, "predict", data)
 

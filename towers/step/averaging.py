@@ -17,6 +17,7 @@ from typing import Any, TypeAlias, Union
 
 import tensorflow as tf
 
+from towers.machine.devices import Policy
 from towers.step.transfers import transfer
 
 Values: TypeAlias = list[Any]  # V tensors: one tower's, or sums
@@ -24,38 +25,33 @@ Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees 
 
 
 def partial_sums(
-    values: Sequence[Values],
-    devices: Sequence[str],
-    *,
-    add_on_devices: bool,
+    values: Sequence[Values], devices: Sequence[str], policy: Policy,
     parameter_device: str | None = None,
-    packed: bool = False,
-) -> Tree:
+) -> Tree:  # fmt: skip
     """Makes all additions, each on its left child's device, or none; returns the tree of the rest.
 
-    values: T towers x V values. parameter_device: receives the rest of the tree, unless None.
+    values: T towers x V values. devices: the device of each tower. policy: whether devices add, and
+    whether small values travel packed. parameter_device: receives the rest of the tree, unless
+    None.
     """
+    assert len(values) == len(devices), "each tower has a device"
     tree: Tree = values[0]
     if len(values) > 1:
-        target = None if add_on_devices else parameter_device
+        target = None if policy.add_on_devices else parameter_device
         left, right = (
-            partial_sums(
-                values[half],
-                devices[half],
-                add_on_devices=add_on_devices,
-                parameter_device=target,
-                packed=packed,
-            )
+            partial_sums(values[half], devices[half], policy, target)
             for half in _halves(len(values))
         )
-        if not add_on_devices:
+        if not policy.add_on_devices:
             return left, right
         of_right = devices[_halves(len(values))[1]][0]
         with tf.device(devices[0]):
-            tree = add_tree((left, transfer(right, of_right, devices[0], packed=packed)))
+            tree = add_tree(
+                (left, transfer(right, of_right, devices[0], packed=policy.pack_transfers))
+            )
     if parameter_device is None:
         return tree
-    return transfer(tree, devices[0], parameter_device, packed=packed)
+    return transfer(tree, devices[0], parameter_device, packed=policy.pack_transfers)
 
 
 def _halves(num_towers: int) -> tuple[slice, slice]:
@@ -84,6 +80,7 @@ def subtrees(owners: Sequence[int]) -> list[tuple[int, range]]:
         else:
             left, right = _halves(len(towers))
             waiting += [towers[right], towers[left]]
+    assert [t for _, towers in found for t in towers] == list(range(len(owners)))
     return found
 
 

@@ -14,6 +14,7 @@ from towers.machine.devices import HOST
 from towers.machine.keras_internals import all_layers
 from towers.step.sharding import Placed, shard_sizes
 from towers.step.state import variable_digest
+from towers.step.structures import Structure
 from towers.workers.workers import Workers
 
 
@@ -24,11 +25,6 @@ def check_model(model: keras.Model) -> None:
             f"model {model.name!r} is not built: its variables do not exist yet. Give it a "
             "keras.Input, or call it on a batch first."
         )
-    check_layers(model)
-
-
-def check_layers(model: keras.Model) -> None:
-    """Raises ValueError for a layer that towers cannot compute."""
     for layer in all_layers(model):
         if isinstance(layer, keras.layers.RNN) and layer.stateful:
             raise ValueError(
@@ -81,7 +77,7 @@ _SAID = re.compile(r"(?s)the parts of a batch .*?every part\.")
 _SCALAR = "none (a scalar)"
 
 
-def check_rows(*batch: Any) -> None:
+def check_rows(*batch: Structure) -> None:
     """Raises ValueError if x, y and sample_weight are known to differ in their number of rows."""
     known = {_rows(part) for part in tf.nest.flatten(batch) if part is not None} - {None}
     if len(known) > 1 or _SCALAR in known:
@@ -91,7 +87,7 @@ def check_rows(*batch: Any) -> None:
         raise ValueError(_DIFFER + listed + _REMEDY)
 
 
-def check_arrays(*batch: Any) -> None:
+def check_arrays(*batch: Structure) -> None:
     """Raises ValueError for lists of numbers: TensorFlow would make a tensor of each number."""
     for name, part in zip(_PARTS, batch):
         numbers = (isinstance(v, bool | int | float | np.generic) for v in tf.nest.flatten(part))
@@ -103,7 +99,7 @@ def check_arrays(*batch: Any) -> None:
 
 
 @contextmanager
-def checked_rows(*batch: Any) -> Iterator[None]:
+def checked_rows(*batch: Structure) -> Iterator[None]:
     """Makes operations of the with block wait for a check of row counts; see `readable`."""
     check_rows(*batch)
     named, assertions = _named_parts(batch), []
@@ -132,7 +128,7 @@ def readable() -> Iterator[None]:
         raise ValueError(found[0].replace("] [", "").replace("\\", "")) from None
 
 
-def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: range) -> None:
+def check_placed(placed: Placed, batch: Structure, num_towers: int, local_towers: range) -> None:
     """Raises ValueError if the rows of `placed`, the shards of this worker, do not fit a batch."""
     if placed is None:
         return
@@ -140,7 +136,7 @@ def check_placed(placed: Placed, batch: Any, num_towers: int, local_towers: rang
     num_examples = next(_rows(part) for part in tf.nest.flatten(batch) if part is not None)
     sizes = shard_sizes(num_examples or 0, num_towers)
     for tower, shard in zip(local_towers, placed, strict=True):
-        expected = max(sizes[tower], 1)
+        expected = max(sizes[tower], 1)  # a tower without examples has one row
         found = {_rows(v) for v in tf.nest.flatten(shard) if v is not None}
         if found != {expected}:
             raise ValueError(

@@ -117,9 +117,9 @@ def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
 
 
 def nonfinite_error(
-    finite: Sequence[Sequence[bool]], places: Sequence[str], variables: Sequence[keras.Variable]
+    finite: np.ndarray, places: Sequence[str], variables: Sequence[keras.Variable]
 ) -> NonFiniteError:
     """Returns an error that names the first False of `finite`, the towers' [T, 1 + V] bools."""
-    tower, index = np.argwhere(~np.asarray(finite))[0]
+    tower, index = np.argwhere(~finite)[0]
     what = f"the gradient of {variables[index - 1].path} in" if index else "the loss of"
     return NonFiniteError(f"{what} tower {tower} on {places[tower]} is NaN or infinite.")

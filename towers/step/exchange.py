@@ -20,10 +20,12 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
+from towers.machine.devices import Policy
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.checks import check_agreement
-from towers.step.sharding import BatchValues, Shard, batch_size, rows_of, shard_batch
+from towers.step.sharding import Shard, batch_size, rows_of, shard_batch
 from towers.step.structures import (
+    Structure,
     components,
     is_composite,
     join_rows,
@@ -80,8 +82,8 @@ class Exchange(Protocol):
         """
 
     def reduce(
-        self, values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
-        parameter_device: str | None = None, packed: bool = False,
+        self, values: Sequence[Values], devices: Sequence[str], policy: Policy,
+        parameter_device: str | None = None,
     ) -> Tree:  # fmt: skip
         """Returns `partial_sums` over T towers, given this worker's values and devices.
 
@@ -97,10 +99,10 @@ class Exchange(Protocol):
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
         """Broadcasts tower 0's values. Each worker passes its first tower's; None is kept."""
 
-    def check_same_batch(self, batch: BatchValues) -> None:
+    def check_same_batch(self, batch: Structure) -> None:
         """Makes the step fail in every worker if the workers' global batches differ."""
 
-    def join_composites(self, batch: BatchValues) -> BatchValues:
+    def join_composites(self, batch: Structure) -> Structure:
         """Returns a batch whose ragged and sparse tensors have the rows of all workers."""
 
     def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
@@ -119,13 +121,10 @@ class LocalExchange(Exchange):
         return list(devices)
 
     def reduce(
-        self, values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
-        parameter_device: str | None = None, packed: bool = False,
+        self, values: Sequence[Values], devices: Sequence[str], policy: Policy,
+        parameter_device: str | None = None,
     ) -> Tree:  # fmt: skip
-        return partial_sums(
-            values, devices, add_on_devices=add_on_devices, parameter_device=parameter_device,
-            packed=packed,
-        )  # fmt: skip
+        return partial_sums(values, devices, policy, parameter_device)
 
     def all_gather(self, values: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         return list(values)
@@ -136,10 +135,10 @@ class LocalExchange(Exchange):
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
         return values
 
-    def check_same_batch(self, batch: BatchValues) -> None:
+    def check_same_batch(self, batch: Structure) -> None:
         pass
 
-    def join_composites(self, batch: BatchValues) -> BatchValues:
+    def join_composites(self, batch: Structure) -> Structure:
         return batch
 
     def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
@@ -160,9 +159,10 @@ class WorkersExchange(Exchange):
         self.local_towers = self._towers[self._index]
         found = subtrees([w for w in indices for _ in self._towers[w]])
         self._subtrees = [[towers for owner, towers in found if owner == w] for w in indices]
-        self._most = max(map(len, self._subtrees))
+        # Workers send equally many vectors, because a collective takes equal shapes.
+        self._max_subtrees = max(map(len, self._subtrees))
         begin, own = self.local_towers.start, self._subtrees[self._index]
-        self._own = [slice(towers.start - begin, towers.stop - begin) for towers in own]
+        self._local_subtrees = [slice(towers.start - begin, towers.stop - begin) for towers in own]
         self._collectives = WorkerCollectives(self._num_workers, self._index)
 
     def places(self, devices: Sequence[str]) -> list[str]:
@@ -171,18 +171,16 @@ class WorkersExchange(Exchange):
         return found
 
     def reduce(
-        self, values: Sequence[Values], devices: Sequence[str], *, add_on_devices: bool,
-        parameter_device: str | None = None, packed: bool = False,
+        self, values: Sequence[Values], devices: Sequence[str], policy: Policy,
+        parameter_device: str | None = None,
     ) -> Tree:  # fmt: skip
         trees = [
-            partial_sums(
-                values[towers], devices[towers], add_on_devices=add_on_devices,
-                parameter_device=parameter_device, packed=packed,
-            )
-            for towers in self._own
-        ]  # fmt: skip
+            partial_sums(values[towers], devices[towers], policy, parameter_device)
+            for towers in self._local_subtrees
+        ]
         added = list(map(add_tree, trees))
         sums = list(added[0])
+        # Each worker adds a slice of packed vectors. Open shapes cannot be packed: one by one.
         for i, value in enumerate(added[0]):
             if not value.shape.is_fully_defined():
                 sums[i] = self._add_open([own[i] for own in added])
@@ -219,7 +217,7 @@ class WorkersExchange(Exchange):
                 received[i] = part
         return received
 
-    def check_same_batch(self, batch: BatchValues) -> None:
+    def check_same_batch(self, batch: Structure) -> None:
         if self.has_own_rows:
             first = map_tensors(lambda v: take_rows(v, [0], [1]), batch)
             batch = (tf.range(batch_size(batch)), first, None)
@@ -228,7 +226,7 @@ class WorkersExchange(Exchange):
             found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
         )
 
-    def join_composites(self, batch: BatchValues) -> BatchValues:
+    def join_composites(self, batch: Structure) -> Structure:
         if not self.has_own_rows or not any(map(is_composite, tf.nest.flatten(batch))):
             return batch
         shards = shard_batch(batch, self.num_towers)
@@ -244,8 +242,8 @@ class WorkersExchange(Exchange):
 
     def _add_vectors(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns the sum of all workers' vectors [a multiple of W], one for each own subtree."""
-        padded = tf.pad(tf.stack(values), [[0, self._most - len(values)], [0, 0]])
-        slices = tf.reshape(padded, [self._most, self._num_workers, -1])
+        padded = tf.pad(tf.stack(values), [[0, self._max_subtrees - len(values)], [0, 0]])
+        slices = tf.reshape(padded, [self._max_subtrees, self._num_workers, -1])
         received = self._collectives.all_to_all(tf.transpose(slices, [1, 0, 2]))
         sums = {
             towers: received[worker, i]
@@ -286,7 +284,7 @@ class WorkersExchange(Exchange):
         return tf.concat([gathered[w, : sizes[w]] for w in range(self._num_workers)], axis=0)
 
 
-def fingerprint(batch: BatchValues) -> tf.Tensor:
+def fingerprint(batch: Structure) -> tf.Tensor:
     """Returns N and a checksum of each tensor: int64 [1 + number of tensors].
 
     A checksum adds at most 127 values of each row, times the row's number: the order counts.

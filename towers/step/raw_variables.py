@@ -1,7 +1,6 @@
 """Gives a tf.Variable that Keras does not list the attributes of a Keras variable."""
 
-from typing import Any
-
+import numpy as np
 import tensorflow as tf
 
 
@@ -19,6 +18,6 @@ class RawVariable:
         """Assigns a value to the variable."""
         self.value.assign(value)
 
-    def numpy(self) -> Any:
+    def numpy(self) -> np.ndarray:
         """Returns the value as an array."""
         return self.value.numpy()

@@ -11,7 +11,7 @@ import tensorflow as tf
 from towers.step.structures import Structure, map_tensors, take_rows
 
 BatchValues: TypeAlias = tuple[Structure, Structure, Structure]  # x, y, sample_weight
-Placed: TypeAlias = Sequence[BatchValues] | None  # this worker's shards, if they are split already
+Placed: TypeAlias = Sequence[Structure] | None  # this worker's shards, if they are split already
 
 
 class Shard(NamedTuple):
@@ -21,20 +21,22 @@ class Shard(NamedTuple):
     layers fail on an empty batch.
     """
 
-    values: BatchValues  # the batch's structure, with tensors [max(size, 1), ...]
+    values: Structure  # the batch's structure, with tensors [max(size, 1), ...]
     size: tf.Tensor  # scalar int32, n_t, the number of examples
 
 
 def shard_sizes(num_examples: int, num_towers: int) -> list[int]:
     """Returns each tower's number of examples; the first N % T towers get one more."""
     quotient, remainder = divmod(num_examples, num_towers)
-    return [quotient + (t < remainder) for t in range(num_towers)]
+    sizes = [quotient + (t < remainder) for t in range(num_towers)]
+    assert sum(sizes) == num_examples and max(sizes) - min(sizes) <= 1
+    return sizes
 
 
-def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
+def shard_batch(batch: Structure, num_towers: int) -> list[Shard]:
     """Splits tensors [N, ...], N >= 1 static or not, into T shards, in order; None is kept."""
     num_examples = batch_size(batch)
-    begins, ends, sizes = _bounds(num_examples, num_towers)
+    begins, ends, sizes = bounds(num_examples, num_towers)
     columns = begins[:, tf.newaxis], ends[:, tf.newaxis], sizes  # bounds are [1] each
     return [
         Shard(map_tensors(lambda v: take_rows(v, begin, end), batch), size)
@@ -42,14 +44,16 @@ def shard_batch(batch: BatchValues, num_towers: int) -> list[Shard]:
     ]
 
 
-def rows_of_towers(num_towers: int, towers: range, num_examples: Any) -> tf.Tensor:
+def rows_of_towers(num_towers: int, towers: range, num_examples: int | tf.Tensor) -> tf.Tensor:
     """Returns, bool [N], the rows in the shards of some of T towers; and the first of all rows."""
-    begins, ends, _ = _bounds(num_examples, num_towers)
+    begins, ends, _ = bounds(num_examples, num_towers)
     row = tf.range(num_examples)
     return (row == 0) | (row >= begins[towers.start]) & (row < ends[towers.stop - 1])
 
 
-def _bounds(num_examples: Any, num_towers: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def bounds(
+    num_examples: int | tf.Tensor, num_towers: int
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Returns each shard's first row, the row after its last one, and its size n_t; int32 [T]."""
     # Compute all bounds in few operations, because tracing an operation takes a millisecond.
     tower = tf.range(num_towers)

@@ -66,6 +66,7 @@ class Stages:
             )
         names = [call.operation.name for call in calls]
         begins = _found(begun_at, names) if begun_at else balanced(_sizes(calls), num_stages)
+        assert len(begins) == num_stages and begins[0] == 0, "each stage begins with a call"
         self.num_stages = num_stages
         self.groups = {
             devices[i]: list(devices[i : i + num_stages])
@@ -167,12 +168,15 @@ def in_order(
             queues[device] = [(own[t], level) for t, level in pieces if level in levels]
     waiting = {t: list(levels) for t in range(len(devices))}
     order: list[tuple[int, int, str]] = []
+    # A call runs as soon as it is the first of its device and all before it in its tower ran.
     while any(queues.values()):
         for device, queue in queues.items():
+            # More calls of one device follow each other until one has to wait for another device.
             while queue and waiting[queue[0][0]][0] == queue[0][1]:
                 t, level = queue.pop(0)
                 waiting[t].pop(0)
                 order.append((t, level, device))
+    assert len(order) == len(devices) * len(levels), "each tower has one call at each level"
     return order
 
 

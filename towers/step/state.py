@@ -1,32 +1,11 @@
-"""Reads a model's state: its statistics and random seeds, and where the variables are.
-
-Tower t gets each variable's current value, and each seed folded with t (unless t is 0). The table
-in `assigned` lists the values after the step.
-"""
+"""Tells where a model's variables are, and whether two models have the same weights."""
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from towers.machine.devices import HOST, short_name
-from towers.machine.keras_internals import all_layers
-
-
-def statistics(
-    model: keras.Model, synchronized: Sequence[keras.layers.Layer] = ()
-) -> list[keras.Variable]:
-    """Returns the statistics of BatchNormalization layers that are not in `synchronized`."""
-    found = {
-        id(variable)
-        for layer in all_layers(model)
-        if isinstance(layer, keras.layers.BatchNormalization) and layer not in synchronized
-        for variable in layer.non_trainable_weights
-        if tf.as_dtype(variable.dtype).is_floating  # a subclass may count its steps
-    }
-    return [v for v in model.non_trainable_variables if id(v) in found]
 
 
 def variables_device(model: keras.Model) -> str:

@@ -117,7 +117,7 @@ def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> A
     return tf.nest.map_structure(lambda v: None if v is None else function(v), structure)
 
 
-def batch_specs(batch: Any) -> Any:
+def batch_specs(batch: Structure) -> Structure:
     """Returns specs of a batch's tensors, arrays or specs, for any n; absent parts become None."""
     absent = (tf.experimental.Optional, tf.OptionalSpec, NONE_SPEC)
     return map_tensors(lambda v: None if isinstance(v, absent) else any_rows(v), batch)
@@ -135,12 +135,12 @@ def any_rows(value: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, value.dtype)
 
 
-def components(batch: Any) -> list[Any]:
+def components(batch: Structure) -> list[Any]:
     """Returns a structure's tensors or specs; splits ragged and sparse ones, leaves out None."""
     return [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
 
 
-def packed(specs: Any, tensors: Iterator[tf.Tensor]) -> Any:
+def packed(specs: Structure, tensors: Iterator[tf.Tensor]) -> Any:
     """Packs the next tensors, in the order of `components`, into a structure of these specs."""
     flat = tf.nest.flatten(specs, expand_composites=True)
     values = [None if spec is None else next(tensors) for spec in flat]

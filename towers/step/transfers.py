@@ -30,6 +30,7 @@ def spread(
     """
     arrived = {target: list(values) for target in targets}
     others = [target for target in arrived if target != source]
+    # On its own device a tensor needs no packing, and one tensor alone gains nothing.
     for chosen, shapes in packages(values) if packed and others else ():
         if len(chosen) > 1:
             with tf.device(source):

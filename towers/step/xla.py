@@ -109,6 +109,7 @@ def small_loops(model: keras.Model) -> bool:
     loops = [layer for layer in layers if type(layer) in _LOOPS]
     if not loops or has_gpus():
         return False
+    # A user's loss may use an operation that XLA lacks, which would end the first step.
     loss = compile_arguments(model)[0] if model.compiled else None
     given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
     return not overrides(model, "compute_loss") and (
@@ -165,5 +166,6 @@ class FullBatch:
             full = tf.where(tf.equal(known, self.FIRST), tf.reduce_sum(sizes), known)
             known.assign(full, read_value=False)
             rows = tf.maximum(sizes, 1)  # an empty shard carries one row
-            is_full = tf.abs(rows * num_towers - full) < num_towers  # full / T, rounded up or down
+            # A shard is full if its size is full / T, rounded up or down.
+            is_full = tf.abs(rows * num_towers - full) < num_towers
             return tf.unstack(is_full | tf.equal(full, self.EVERY))

@@ -17,6 +17,7 @@ from towers.app.datasets.pixels import scale_for_model
 from towers.app.datasets.weighting import weighed
 from towers.app.machine_fields import AUTO
 from towers.app.named import one_line
+from towers.app.recipe.compiled_model import directions, recompile
 from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
@@ -28,7 +29,7 @@ from towers.machine.gpus import gpu_devices
 from towers.machine.logical import logical_gpus, undivided_cpu
 from towers.resume.epoch import num_steps
 from towers.app.monitor import Monitor, find_monitor
-from towers.step.compiled import COMPILED, check_steps, directions, recompile
+from towers.step.compiled import COMPILED, check_steps
 from towers.step.placement import Placement
 from towers.step.structures import symbolic
 from towers.workers.workers import Workers, join_workers
