@@ -157,8 +157,8 @@ def copies_of(
             at = short_name(elsewhere[0].value.device)
             raise ValueError(
                 f"strategy={placement.strategy}: {elsewhere[0].path} is on {at}, and the model's "
-                f"own variables are the copy of the first device, {places[0]}. Make the model under "
-                f"tf.device({places[0]!r}), or use strategy=parameter_server."
+                f"own variables are the copy of the first device, {places[0]}. Make the model "
+                f"under tf.device({places[0]!r}), or use strategy=parameter_server."
             )
         if len(places) > 1:
             has_owners = strategy.has_owners
