@@ -183,7 +183,7 @@ class Analysis:
 
     def _each(self, op: Op) -> Each | None:
         """Returns how an operation runs in every tower, or None."""
-        # What changes a state runs once: two towers would change it twice.
+        # An operation that changes a state runs once: two towers would change it twice.
         if has_effects(op) or op.type == "ReadVariableOp":
             return None
         look = Look(op, self.probes, self.is_inside)
@@ -205,7 +205,7 @@ class Analysis:
         whole, found = op.inputs, {}
         for value in whole:
             axis = None if value.fact != ONCE else self.probes.rows_axis(value)
-            # The rule shall see rows where there is a whole value with as many rows.
+            # Show rows to the rule where a whole value has as many rows as the batch.
             if axis is not None:
                 cut = new_op("Identity", op.source, [value], [value]).outputs[0]
                 cut.fact = rows(axis)

@@ -227,7 +227,7 @@ def joined_segments(look: Look) -> Each | None:
         return None
     (*groups, axis), (*ids, of_ids) = data.inputs, segment_ids.inputs
     # Joined along axis 0, the rows of the towers would be in another order than in the batch.
-    # Segments hide the order, so each tower adds its rows of each group by itself.
+    # A sum over segments does not depend on it, so each tower adds its rows of each group.
     known = [look.probes.const(value) for value in (axis, of_ids)]
     if any(value is None or int(value) != 0 for value in known) or len(groups) != len(ids):
         return None

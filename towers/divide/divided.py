@@ -63,7 +63,7 @@ class Divided:
         levels = {} if stages is None else levels_of(self.ops, stages.num_stages)
         self._phases: list[Stage | Pipeline | Meeting | MirroredMeeting] = []
         for phase, ops in sorted(phases.items()):
-            # What is read after its phase leaves the function of a stage; the rest stays inside.
+            # A stage returns the values that later phases read; the other values stay inside.
             read_after = {value for value, read in read_in.items() if read - {phase}}
             if phase % 2:
                 self._phases.append(meet(ops, read_after))
@@ -135,8 +135,8 @@ class Divided:
                 else:
                     analysis.probes.feed_static(value)
             self.ops = _read(analysis.place(live(ops, self.outputs)), self.outputs)
-            # Whole lists cannot be joined from those of the towers. So such a list runs once, and
-            # with it what reads or writes it: decide again, because more may follow.
+            # The towers' lists cannot be joined to a whole list. Operations on such a list run once.
+            # This changes what other operations read, so decide again.
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
                 multiply_sums(self.ops)

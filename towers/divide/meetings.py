@@ -96,7 +96,7 @@ def divided_for_xla(ops: Sequence[Op]) -> Parts:
     place: dict[Op, list[Op]] = {}
     for op in ops:
         awaited = [place.get(o) for o in (*before_of[op], *(value.op for value in op.inputs))]
-        # What waits for something after the program comes after it, too.
+        # An operation that waits for one after the program comes after the program, too.
         if any(found is after for found in awaited):
             place[op] = after
         else:

@@ -31,7 +31,7 @@ def phases_of(ops: Sequence[Op]) -> Phases:
     before = states_before(run)
     awaited = _awaited(run, before)
     phase_of: dict[Op, int] = {}
-    # What no tower waits for runs in the last meeting, so that no stage waits for an update.
+    # Operations that no tower waits for run in the last meeting: no stage waits for an update.
     for op in run:
         if op.each is not None or op in awaited:
             in_towers = op.each is not None

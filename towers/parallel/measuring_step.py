@@ -1,7 +1,7 @@
 """Trains like the step of a parallel model, and measures the noise scale in some of the steps.
 
 step:       1   2 ... 10   11 ... 19   20   21 ...
-measured:   x   x      x               x             a trace of its own; the weights keep their bits
+measured:   x   x      x               x             has another trace; the weights keep their bits
 """
 
 import keras

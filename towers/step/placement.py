@@ -1,8 +1,8 @@
 """Says where the parameters, the layers and the statistics of a model are, and what goes together.
 
-parameters   strategy                    on one device, or a copy on each
-layers       gpus_per_tower, stages      on one device, or in stages on several
-statistics   batch_norm                  of the whole batch, or of each tower's rows
+parameters   strategy                 on one device, or a copy on each
+layers       gpus_per_tower, stages   on one device, or in stages on several
+statistics   batch_norm               of the whole batch, or of each tower's rows
 """
 
 from collections.abc import Sequence
