@@ -44,8 +44,7 @@ class Copies:
         self.packed, self.num_bytes, self.is_sharded = policy.pack_transfers, 0, is_sharded
         owners = balanced_owners(parameters, len(devices) if is_sharded else 1)
         slots = move_slots(optimizer, parameters, [self.devices[k] for k in owners])
-        updated = [*parameters, *optimizer.variables]
-        self._updated = {id(stored_value(v)) for v in updated}
+        self._updated = {id(stored_value(v)) for v in [*parameters, *optimizer.variables]}
         self._owner: dict[int, int] = {}  # by variable, the index of the only device that updates
         self._slots: set[int] = set()  # on their owner alone
         if is_sharded:

@@ -34,7 +34,10 @@ _END = -2  # stands for the phase in which the results are read
 
 
 class Divided:
-    """A traced function of the whole batch that runs in towers and computes the same."""
+    """A traced function of the whole batch that runs in towers and computes the same.
+
+    variables: the variables that it uses, by the values of their handles, in the trace's order.
+    """
 
     def __init__(
         self, graph: tf.Graph, row_inputs: Collection[int], machine: Machine, *,
@@ -55,6 +58,12 @@ class Divided:
         self._graph, self._machine = graph, machine
         self._rows = sorted(row_inputs)
         self._analyse()
+        handles = graph.external_captures
+        by_handle = {id(variable.handle): variable for variable in graph.variables}
+        captured = zip(self._given[len(self._given) - len(handles) :], handles, strict=True)
+        self.variables: dict[Value, tf.Variable] = {
+            value: by_handle[id(handle)] for value, handle in captured if id(handle) in by_handle
+        }
         self._results = list(map(_before_identity, self.outputs))
         phases = phases_of(self.ops)
         read_in = self._phases_that_read(phases, gives_parts)
@@ -95,22 +104,15 @@ class Divided:
         copies, self._are_lost = self._machine.copies, False
         if isinstance(copies, NoCopies):
             return Meeting.of
-        captured = self._given[len(self._given) - len(self._graph.external_captures) :]
-        by_handle = {id(variable.handle): variable for variable in self._graph.variables}
-        variables = {
-            value: by_handle[id(handle)]
-            for value, handle in zip(captured, self._graph.external_captures, strict=True)
-            if id(handle) in by_handle
-        }
         # XLA compiles an update for one device, so all variables of the program are copied or none.
         programs = {op for ops in meetings for op in divided_for_xla(ops)[1]}
-        copied = copied_variables(copies, meetings, programs, variables)
+        copied = copied_variables(copies, meetings, programs, self.variables)
         for variable in copied.values():
             copies.of(variable)
         # Other assignments change the first device's variable alone, and make its copies stale.
         self._are_lost = any(
             copies.may_copy(variable) and value not in copied
-            for value, variable in variables.items()
+            for value, variable in self.variables.items()
             if any(value in op.inputs and has_effects(op) for ops in meetings for op in ops)
         )
         return functools.partial(MirroredMeeting, copies=copies, copied=copied)
@@ -135,7 +137,7 @@ class Divided:
                 else:
                     analysis.probes.feed_static(value)
             self.ops = _read(analysis.place(live(ops, self.outputs)), self.outputs)
-            # The towers' lists cannot be joined to a whole list. Operations on such a list run once.
+            # The towers' lists cannot be joined to a whole one. Operations on such a list run once.
             # This changes what other operations read, so decide again.
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
@@ -171,16 +173,12 @@ class Divided:
         parts = [parts_of(value, run.real_parts, whole, copy, shares) for value in self._results]
         return self._whole_outputs(run), parts, run.counts
 
-    def changed_inputs(self, apart: Collection[tf.Operation] = ()) -> list[int]:
-        """Returns the indices, in `external_captures` of the graph, of what operations change.
-
-        apart: operations that do not count.
-        """
+    def assigned(self, apart: Collection[tf.Operation] = ()) -> list[tf.Variable]:
+        """Returns the variables that operations change; apart: operations that do not count."""
         left_out = set(map(id, apart))
         changing = [op for op in self.ops if has_effects(op) and id(op.source) not in left_out]
-        changed = {value for op in changing for value in op.inputs if value.dtype == tf.resource}
-        first = len(self._given) - len(self._graph.external_captures)
-        return [i for i, value in enumerate(self._given[first:]) if value in changed]
+        changed = {value for op in changing for value in op.inputs}
+        return [variable for value, variable in self.variables.items() if value in changed]
 
     def _computed(
         self, arguments: Sequence[tf.Tensor], placed: Sequence[Sequence[Any]] | None

@@ -147,8 +147,7 @@ class DividedStep:
             parts = data
         with checked_rows(*parts):
             with tf.name_scope(SPLIT), tf.device(devices_lib.HOST):
-                self.machine.exchange.check_same_batch(data)
-                data = self.machine.exchange.join_composites(data)
+                data = self.machine.exchange.agreed_batch(data)
             shards = None if placed is None else list(map(components, placed))
             return run(*components(data), placed=shards)
 
@@ -165,7 +164,7 @@ class DividedStep:
     @property
     def variables(self) -> list[Any]:
         """Returns all variables that the step has used so far, each once."""
-        found = [variable for graph, _ in self.traces.values() for variable in _variables(graph)]
+        found = [v for _, divided in self.traces.values() for v in divided.variables.values()]
         return list({id(variable): variable for variable in found}.values())
 
     def unlisted(self, listed: Sequence[keras.Variable]) -> list[RawVariable]:
@@ -178,9 +177,7 @@ class DividedStep:
 
         data: a global batch, or its TensorSpecs. apart: operations that do not count.
         """
-        graph, divided = self.prepare(data)
-        changed = [graph.external_captures[i] for i in divided.changed_inputs(apart)]
-        return [v for v in _variables(graph) if any(v.handle is handle for handle in changed)]
+        return self.prepare(data)[1].assigned(apart)
 
     def ran_once(self, batch_size: int) -> list[RanOnce]:
         """Returns what the step traced last runs once, although it has rows of the batch."""
@@ -202,13 +199,6 @@ class DividedStep:
             "stages": stages.names if stages else None,
         }  # fmt: skip
         exchange.check_agreement(list(map(RawVariable, self.variables)), settings)
-
-
-def _variables(graph: tf.Graph) -> list[tf.Variable]:
-    """Returns the variables that a traced graph uses, in the order of the trace."""
-    by_handle = {id(variable.handle): variable for variable in graph.variables}
-    found = map(by_handle.get, map(id, graph.external_captures))
-    return [variable for variable in found if variable is not None]
 
 
 def _row_inputs(specs: Structure) -> tuple[list[int], list[int]]:

@@ -99,11 +99,11 @@ class Exchange(Protocol):
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
         """Broadcasts tower 0's values. Each worker passes its first tower's; None is kept."""
 
-    def check_same_batch(self, batch: Structure) -> None:
-        """Makes the step fail in every worker if the workers' global batches differ."""
+    def agreed_batch(self, batch: Structure) -> Structure:
+        """Returns the batch, whose ragged and sparse tensors have the rows of all workers.
 
-    def join_composites(self, batch: Structure) -> Structure:
-        """Returns a batch whose ragged and sparse tensors have the rows of all workers."""
+        Makes the step fail in every worker if the workers' global batches differ.
+        """
 
     def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
         """Raises ValueError if workers differ in versions, settings or the values of variables."""
@@ -135,10 +135,7 @@ class LocalExchange(Exchange):
     def broadcast(self, values: Sequence[tf.Tensor | None]) -> Sequence[tf.Tensor | None]:
         return values
 
-    def check_same_batch(self, batch: Structure) -> None:
-        pass
-
-    def join_composites(self, batch: Structure) -> Structure:
+    def agreed_batch(self, batch: Structure) -> Structure:
         return batch
 
     def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
@@ -217,16 +214,15 @@ class WorkersExchange(Exchange):
                 received[i] = part
         return received
 
-    def check_same_batch(self, batch: Structure) -> None:
-        if self.has_own_rows:
+    def agreed_batch(self, batch: Structure) -> Structure:
+        compared = batch
+        if self.has_own_rows:  # N and the first example are all that every worker has
             first = map_tensors(lambda v: take_rows(v, [0], [1]), batch)
-            batch = (tf.range(batch_size(batch)), first, None)
-        found = self._collectives.all_gather(fingerprint(batch))
+            compared = (tf.range(batch_size(batch)), first, None)
+        found = self._collectives.all_gather(fingerprint(compared))
         tf.debugging.assert_equal(
             found, tf.broadcast_to(found[0], tf.shape(found)), message=ANOTHER_BATCH, summarize=99
         )
-
-    def join_composites(self, batch: Structure) -> Structure:
         if not self.has_own_rows or not any(map(is_composite, tf.nest.flatten(batch))):
             return batch
         shards = shard_batch(batch, self.num_towers)
