@@ -251,7 +251,8 @@ class MirroredMeeting:
         for k, piece in self._pieces.items():
             with tf.device(devices[k]):
                 contexts[k].run(piece.after)
-        self._send_parameters(run)
+        if self._copies.is_sharded:
+            self._send_parameters()
         self._read_copies(run, first.after)
 
     def _contexts(self, run: Run) -> dict[int, Context]:
@@ -274,10 +275,10 @@ class MirroredMeeting:
 
         return {k: context_of(k, piece) for k, piece in self._pieces.items()}
 
-    def _send_parameters(self, run: Run) -> None:
+    def _send_parameters(self) -> None:
         """Sends the parameters that each owner has updated to the other devices."""
         copies = self._copies
-        for k, piece in self._pieces.items() if copies.is_sharded else ():
+        for k, piece in self._pieces.items():
             changed = dict.fromkeys(v for op in piece.ops if _assigns(op) for v in _states(op))
             own = [
                 copies.of(self._copied[value])
