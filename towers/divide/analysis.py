@@ -272,6 +272,7 @@ class Analysis:
             if dims is not None and not value.shape.is_fully_defined():
                 constant = [dim[0] if len(set(dim)) == 1 else None for dim in dims]
                 value.shape = value.shape.merge_with(constant)  # the trace may know less
+            # The axis of rows is N times a constant; each other axis must be known or read.
             if value.fact.kind == "rows":
                 is_known = value.shape.rank is not None and dims is not None
                 value.rows_each = rows_each(dims[axis]) if is_known else None

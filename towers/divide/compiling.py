@@ -38,6 +38,7 @@ _BODIES = ("body", "cond", "then_branch", "else_branch")
 
 def is_known(operation: tf.Operation) -> bool:
     """Returns whether XLA compiles an operation of the trace, and what it calls."""
+    # XLA has no strings.
     if any(value.dtype == tf.string for value in (*operation.inputs, *operation.outputs)):
         return False
     if operation.type not in (*LOOPS, *CONDITIONS):

@@ -228,6 +228,7 @@ def _whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:
     # A list is passed from operation to operation. If one needs it whole, all of them run once.
     lists = [value for op in ops for value, need in reads(op) if need == WHOLE and _is_list(value)]
     lists += [value for value in outputs if _is_list(value)]
+    # Only lists that towers hold count: others are whole already.
     waiting = [value for value in lists if value.op.each is not None]
     seen: set[Value] = set()
     while waiting:

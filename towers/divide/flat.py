@@ -168,6 +168,7 @@ def merged(ops: Iterable[Op], outputs: Sequence[Value]) -> tuple[list[Op], list[
     same: dict[Value, Value] = {}
     changes: Counter[Value] = Counter()
     kept = []
+    # One operation with several readers becomes one value, for which towers meet once.
     for op in ops:
         op.inputs = [same.get(value, value) for value in op.inputs]
         states = [value for value in op.inputs if value.dtype == tf.resource]

@@ -110,6 +110,7 @@ def from_tensor(look: Look) -> Each | None:
     # A list of rows would have another number of elements in each tower.
     if dims is None or is_rows(dims[0]):
         return None
+    # Towers cut a whole value, such as the masks of a loop, if its slices have rows.
     if fact == ONCE:
         axis = next((a for a, dim in enumerate(dims) if is_rows(dim)), None)
         if axis is None:
@@ -254,6 +255,7 @@ def stack(look: Look) -> Each | None:
     count = value.elements.number or (look.outputs[0].shape[:1].as_list() or [None]) * len(ROWS)
     if fact != PART and fact.kind != "rows" or known is None or None in known or None in count:
         return None
+    # TensorFlow knows no shape of an element, so the probes get what was put into the list.
     shapes = [[n, *shape] for n, shape in zip(count, known, strict=True)]
     look.probes.feed(look.outputs[0], shapes)
     shape = _element_shape(look.outputs[0], fact, look.probes, 1)

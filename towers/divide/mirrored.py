@@ -159,6 +159,8 @@ class _Piece:
         before, compiled, after = parts
         read: set[Value] = set()
         self.after = closure(after, owned, has_scalars=has_scalars, read=read)
+        # If the device updates all that the program does, it runs the program as it is. Otherwise
+        # it leaves out what other devices update.
         if all(value in owned.updated for op in compiled for value in _states(op)):
             program = list(compiled)
             read.update(value for op in program for value in op.inputs)

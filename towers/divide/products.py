@@ -25,6 +25,7 @@ def multiply_sums(ops: Sequence[Op]) -> None:
             continue
         is_sum = set(op.each.facts) <= {PART, ONCE}
         is_known = {value.fact for value in op.inputs} <= {PART, ONCE, SIZE}  # in all towers alike
+        # A product is moved only if every tower multiplies by the same whole value.
         is_moved = op.type in (*FACTORS, "Identity") and is_sum and is_known
         if is_moved and read_in_towers.isdisjoint(op.outputs):
             op.each = None

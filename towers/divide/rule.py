@@ -158,6 +158,7 @@ def contract(look: Look, terms: Sequence[Sequence[Any]], result: Sequence[Any]) 
     facts = look.facts()
     if facts.count(PART) == 1 and facts.count(ONCE) == len(facts) - 1:
         return look.each([OWN if f == PART else WHOLE for f in facts], PART)
+    # The rows of one tensor decide; the others give theirs along the axis of the same label.
     first = next((i for i, f in enumerate(facts) if f.kind == "rows"), None)
     if first is None:
         return None

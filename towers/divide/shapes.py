@@ -233,6 +233,7 @@ def gather(look: Look) -> Each | None:
         return look.each([OWN, WHOLE, WHOLE], PART)
     axis = int(look.const(2)) % len(look.dims(0))
     if batch:
+        # Table and indices share their first axes. Rows must lie along one of them.
         of_rows = next((f.axis for f in (table, indices) if f.kind == "rows"), batch)
         if of_rows >= batch:
             return None
@@ -240,6 +241,7 @@ def gather(look: Look) -> Each | None:
     if table == ONCE and indices.kind == "rows":
         return look.each([WHOLE, OWN, WHOLE], rows(axis + indices.axis))
     if table.kind == "rows" and table.axis != axis and indices.kind != "rows":
+        # The axes of the indices take the place of the axis that is looked up.
         moved_by = len(look.dims(1)) - 1 if table.axis > axis else 0
         return look.each([OWN, WHOLE, WHOLE], rows(table.axis + moved_by))
     return None

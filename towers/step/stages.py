@@ -77,6 +77,7 @@ class Stages:
         self._operations = list({id(c.operation): c.operation for c in calls}.values())
         self._of_calls: dict[int, list[int]] = {}  # by operation, the stage of each of its calls
         self._of_variables: dict[int, int] = {}
+        # A layer that is called twice may be in two stages. The first one owns its variables.
         for i, call in enumerate(calls):
             stage = bisect.bisect(begins, i) - 1
             self._of_calls.setdefault(id(call.operation), []).append(stage)

@@ -32,6 +32,7 @@ def spread(
     others = [target for target in arrived if target != source]
     # On its own device a tensor needs no packing, and one tensor alone gains nothing.
     for chosen, shapes in packages(values) if packed and others else ():
+        # Each target unpacks for itself, so that one vector crosses each link.
         if len(chosen) > 1:
             with tf.device(source):
                 vector = pack([values[i] for i in chosen])

@@ -112,6 +112,7 @@ def small_loops(model: keras.Model) -> bool:
     # A user's loss may use an operation that XLA lacks, which would end the first step.
     loss = compile_arguments(model)[0] if model.compiled else None
     given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
+    # A custom compute_loss, or any layer of a user, may use an operation that XLA lacks.
     return not overrides(model, "compute_loss") and (
         all(
             loop.units <= _MOST_UNITS
