@@ -239,9 +239,8 @@ def _directions(step: TowerStep, examples: Examples) -> Mapping[str, str | None]
 
 
 def placement_of(config: TrainConfig) -> Placement:
-    """Returns where the model is; raises ValueError if the flags do not go together."""
-    batch_norm = config.batch_norm or "synchronized"
-    return Placement(config.strategy, config.gpus_per_tower, config.stage_names, batch_norm)
+    """Returns where parameters and layers are; raises ValueError if flags do not go together."""
+    return Placement(config.strategy, config.gpus_per_tower, config.stage_names)
 
 
 def find_devices(config: TrainConfig) -> list[str]:
