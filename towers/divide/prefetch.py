@@ -94,7 +94,7 @@ def prefetched(
         are arguments of `TowerStep.train_batch`.
     """
     if to_devices is None:
-        to_devices = step.machine.policy.prefetch_to_devices
+        to_devices = step.policy.prefetch_to_devices
     unpacked = map(keras.utils.unpack_x_y_sample_weight, batches)
     for (x, y, sample_weight), placed in placed_ahead(
         step.machine if to_devices else None, unpacked
