@@ -41,9 +41,28 @@ CASES.add("Cast", lambda x: tf.cast(tf.reduce_sum(x, 0), tf.float32), N3)
 CASES.add("LeakyRelu", raw("LeakyRelu"), N3)
 CASES.add("Invert", lambda x: R.Invert(x=tf.cast(x, tf.int32)), N3)
 CASES.add("LogicalNot", lambda x: tf.logical_not(x > 0), N3)
+CASES.add("Bucketize", lambda x: R.Bucketize(input=x, boundaries=[-0.5, 0.0, 1.0]), N3)
+for kind in """AsString StaticRegexReplace StringLength StringLower StringStrip
+        StringToHashBucketFast StringToHashBucketStrong StringUpper""".split():
+    CASES.add(kind, (lambda k: lambda x: _letters(k, x))(kind), N3)
 for kind in ("Angle", "ComplexAbs", "Conj", "Imag", "Real"):
     make = (lambda k: lambda x: _complexes(k, x))(kind)
     CASES.add(kind, make, N3)
+
+
+def _letters(kind: str, x: tf.Tensor) -> tf.Tensor:
+    """Returns numbers that follow from what an operation makes of texts."""
+    texts = tf.strings.as_string(x)
+    functions = {
+        "StaticRegexReplace": lambda: tf.strings.regex_replace(texts, "[.]", ","),
+        "StringLength": lambda: tf.strings.length(texts),
+        "StringLower": lambda: tf.strings.lower(texts),
+        "StringStrip": lambda: tf.strings.strip(texts),
+        "StringToHashBucketStrong": lambda: tf.strings.to_hash_bucket_strong(texts, 9, [1, 2]),
+        "StringUpper": lambda: tf.strings.upper(texts),
+    }
+    found = functions.get(kind, lambda: texts)()
+    return tf.strings.to_hash_bucket_fast(found, 1000) if found.dtype == tf.string else found
 
 
 def _complexes(kind: str, x: tf.Tensor) -> tf.Tensor:

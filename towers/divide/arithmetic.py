@@ -11,11 +11,13 @@ from towers.divide.probes import rows_each
 from towers.divide.rule import Look, align, contract, kept_axes, rule, rule_of_rows
 
 # Operations that compute each element from one element.
-_UNARY = """Abs Acos Acosh Angle Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast Ceil
-    ComplexAbs Conj Cos Cosh DebugGradientIdentity Digamma Elu EnsureShape Erf
-    Erfc Erfinv Exp Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p
-    LogicalNot Ndtri OnesLike Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin
-    Sinh Softplus Softsign Sqrt Square Tan Tanh"""
+_UNARY = """Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast
+    Bucketize Ceil ComplexAbs Conj Cos Cosh DebugGradientIdentity Digamma Elu
+    EnsureShape Erf Erfc Erfinv Exp Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan
+    LeakyRelu Lgamma Log Log1p LogicalNot Ndtri OnesLike Real Reciprocal Relu Relu6 Rint
+    Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square
+    StaticRegexReplace StringLength StringLower StringStrip StringToHashBucketFast
+    StringToHashBucketStrong StringUpper Tan Tanh"""
 # Linear ones among them, which may be applied to parts of a sum.
 _LINEAR = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike"
 # Operations on the elements at one position of several inputs, after broadcasting.

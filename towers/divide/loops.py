@@ -15,6 +15,7 @@ from towers.divide.facts import (
 )  # fmt: skip
 from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
 from towers.divide.lists import LISTS, joined, need_for
+from towers.divide.tables import TABLES
 from towers.divide.rule import Look
 from towers.machine.tensorflow_internals import called_graphs
 
@@ -22,9 +23,9 @@ _MOST_ROUNDS = 8
 
 
 def has_own_shapes(op: Op) -> bool:
-    """Returns whether only a rule of this module or of `lists` knows the shapes of the results."""
+    """Returns whether only a rule of this module, `lists` or `tables` knows the results' shapes."""
     has_list = any(value.dtype == tf.variant for value in (*op.inputs, *op.outputs))
-    return has_list or op.type in (*LOOPS, *CONDITIONS)
+    return has_list or op.type in (*LOOPS, *CONDITIONS, *TABLES)
 
 
 def each_of(analysis: Any, op: Op) -> Each | None:
@@ -35,9 +36,8 @@ def each_of(analysis: Any, op: Op) -> Each | None:
         return _loop(analysis, op)
     if op.type in CONDITIONS:
         return _condition(analysis, op)
-    return (
-        LISTS[op.type](Look(op, analysis.probes, analysis.is_inside)) if op.type in LISTS else None
-    )
+    answer = TABLES.get(op.type) or LISTS.get(op.type)
+    return answer(Look(op, analysis.probes, analysis.is_inside)) if answer is not None else None
 
 
 def shape_as_part(axis: int) -> Callable[..., list[Any]]:
