@@ -57,7 +57,7 @@ def test_help_lists_the_flags(tmp_path):
     assert "--workers: Processes that train together" in stdout and "--min_workers:" in stdout
 
 
-@pytest.mark.parametrize("start", [["fit.py"], ["-m", "fit"]])
+@pytest.mark.parametrize("start", [["fit.py"], ["-m", "fit"], ["python3", "fit.py"]])
 def test_the_scripts_flags_are_not_the_launchers(start, tmp_path):
     (tmp_path / "fit.py").write_text("import sys; print(__name__, sys.argv[1:])")
     assert command(tmp_path, "--workers=1", "--", *start, "--workers=9", "--help", "--") == (

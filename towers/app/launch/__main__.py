@@ -10,6 +10,7 @@ the lost worker in again. If the package is installed, `towers-launch` is this c
 
 import shlex
 import sys
+from pathlib import Path
 
 from absl import flags
 
@@ -70,6 +71,8 @@ def run(argv: list[str]) -> int:
     if given.workers is None:
         raise ValueError("--workers is missing: say how many, such as --workers=2.")
     shares = gpu_shares(given.workers, given.gpus_per_worker)
+    if words and Path(words[0]).name.startswith("python"):
+        words = words[1:]  # the workers run with this process' Python
     return launch(words, shares, given.max_restarts, given.min_workers, given.rejoin_after)
 
 
