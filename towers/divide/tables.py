@@ -9,7 +9,7 @@ _CHANGES = ("LookupTableInsertV2", "LookupTableImportV2", "LookupTableRemoveV2")
 
 @rule("LookupTableFindV2", table=TABLES)
 def table_entries(look: Look) -> Each | None:
-    """Looks up each key by itself, in a table that the step does not change."""
+    """Looks up each key, in a table that the step does not change."""
     default = look.inputs[2].shape
     operations = look.op.source.graph.get_operations()
     is_changed = any(operation.type in _CHANGES for operation in operations)
