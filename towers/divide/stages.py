@@ -105,20 +105,20 @@ class Stage:
     def _with_xla(self, specs: list[tf.TensorSpec]) -> tuple[Callable, list]:
         """Returns what a tower computes with XLA if it has a full shard, a third argument."""
 
-        def compiled(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
+        def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
             results, context = self._compute(place, given)
             return results, indices_are_valid(self._ops, context.read)
 
         # XLA compiles again for each value of what a shape follows from: not for each place.
         scalar, flag = tf.TensorSpec([], tf.int32), tf.TensorSpec([], tf.bool)
-        function = tf.function(compiled, autograph=False, jit_compile=True)
+        function = tf.function(tower, autograph=False, jit_compile=True)
         traced = function.get_concrete_function(Place(scalar, scalar, scalar, flag), specs)
 
-        def tower(place: Any, given: list[Any], is_full: Any) -> list[Any]:
+        def full_or_not(place: Any, given: list[Any], is_full: Any) -> list[Any]:
             place = _unpacked(place)
             return self._real(place, chosen(is_full, traced, place, given))
 
-        return tower, [flag]
+        return full_or_not, [flag]
 
     def _compute(self, place: Place, given: list[Any]) -> tuple[list[Any], Context]:
         """Emits the operations of one tower; returns the values of `_outputs`, and of all."""
