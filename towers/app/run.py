@@ -81,7 +81,7 @@ def train(
 
     Raises:
         ValueError: the configuration does not fit the machine, the data or the existing files, or
-            the trained model holds NaN or infinite values.
+            the trained model holds NaN or infinite values, or Keras does not read it back.
         LostDirectoryError: final.keras or best.keras could not be written.
     """
     environment.check()
@@ -316,6 +316,11 @@ def _train(
                 fault = LostDirectoryError(f"{error} Make room, then continue the run: {words()}.")
             except NonFiniteError as error:
                 fault = NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
+            except ValueError as error:
+                fault = ValueError(
+                    f"{error} The last checkpoint holds the weights. Correct the class of that "
+                    f"layer, so that Keras saves all of it, then continue the run: {words()}."
+                )
             else:
                 checkpointer.finish(state)
         if config.confusion_matrix:

@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import towers
-from tests.app.run_test import config
+from tests.app.run_test import config, small_model
 from towers.app.config import TrainConfig
 from towers.app.reporting import charts, run_files
 from towers.app.reporting.charts import draw_curves, figure_file
@@ -141,6 +141,68 @@ def test_a_model_that_keras_cannot_write_is_refused_with_the_layers_class():
     with pytest.raises(ValueError, match=said) as error:
         unreadable(compiled(inner))
     assert "\n" not in str(error.value)
+
+
+@keras.saving.register_keras_serializable("run_files_test")
+class Forgetful(keras.layers.Layer):
+    """Keras writes its file and reads it back without an error, and without its variable."""
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[-1:], name="scale", initializer="random_normal")
+
+    def call(self, x):
+        return x * self.scale
+
+    def save_own_variables(self, store):
+        pass
+
+    def load_own_variables(self, store):
+        pass
+
+
+@keras.saving.register_keras_serializable("run_files_test")
+class Unbuildable(Registered):
+    """Keras writes its configuration, which its class does not take."""
+
+    def get_config(self):
+        return {**super().get_config(), "other": 1}
+
+
+@pytest.mark.parametrize(
+    ("layer", "said"),
+    [
+        (Forgetful, r"reads other values from it for sequential\w*/mine/scale\."),
+        (Unbuildable, "cannot read it back: .*arguments.* Unbuildable: {'other'"),
+    ],
+)
+def test_a_final_model_that_keras_reads_with_other_weights_is_an_error(layer, said, tmp_path):
+    model = keras.Sequential([keras.Input((2,)), layer(name="mine"), keras.layers.Dense(1)])
+    (tmp_path / "final.keras").write_text("old")
+    files = files_of(model, tmp_path, TrainState())
+    with pytest.raises(ValueError, match=rf"^final.keras is not written: Keras {said}") as error:
+        files.save_final()
+    assert not files.has_final and os.listdir(tmp_path) == ["final.keras"]
+    assert (tmp_path / "final.keras").read_text() == "old" and "\n" not in str(error.value)
+
+
+def forgetful_model(input_shape, num_classes):
+    return small_model(input_shape, num_classes, Forgetful(name="mine"))
+
+
+def test_a_run_is_done_only_if_its_final_model_can_be_read_back(capsys, monkeypatch):
+    values = config(model=f"{__name__}:forgetful_model", run_dir="run", epochs=1)
+    with pytest.raises(
+        ValueError, match=r"final.keras is not written: .*/mine/scale\. .*--resume=\S*run "
+    ):
+        towers.train(values)
+    assert "Trained: 1 epoch in" in capsys.readouterr().out
+    assert not os.path.exists("run/final.keras")
+    # The corrected class: the resumed run trains nothing more, and writes the file.
+    monkeypatch.delattr(Forgetful, "save_own_variables")
+    monkeypatch.delattr(Forgetful, "load_own_variables")
+    towers.train(config(resume="run", model=values.model, epochs=1))
+    assert "Done: 1 epoch in" in capsys.readouterr().out
+    assert os.path.exists("run/final.keras")
 
 
 def row(epoch):

@@ -13,11 +13,13 @@ import keras
 import tensorflow as tf
 
 from towers.app.command_line import train_command
+from towers.app.named import one_line
 from towers.app.recipe.optimizer import plain_schedule
 from towers.app.reporting import charts
 from towers.app.reporting.augmented import draw_augmented
 from towers.app.training.build import Run
 from towers.machine import hang
+from towers.machine.devices import HOST
 from towers.machine.places import LostDirectoryError
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
@@ -25,6 +27,7 @@ from towers.resume.checkpoints import is_finite, step_of
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
+from towers.step.state import digest, variable_digest
 from towers.workers import watch
 
 FOLDER = "tensorboard"  # in the run directory
@@ -101,8 +104,14 @@ class RunFiles(keras.callbacks.Callback):
             self._drawn_at = time.monotonic()
 
     def save_final(self) -> None:
-        """Writes final.keras; if best.keras could not be written, raises LostDirectoryError."""
-        save_model(self._run.step.model, self._directory / run_dir.FINAL)
+        """Writes final.keras, after Keras has read its weights back from the disk.
+
+        It raises ValueError if that fails, and LostDirectoryError without a good best.keras.
+        """
+        model = self._run.step.model
+        # A run has warned of objects that Keras cannot read before it began.
+        check = None if unreadable(model) else check_file
+        save_model(model, self._directory / run_dir.FINAL, check)
         self.has_final = True
         if self._train_state.best_saved != self._train_state.best_step:
             best = self._directory / run_dir.BEST
@@ -153,21 +162,56 @@ class RunFiles(keras.callbacks.Callback):
         return True
 
 
-def save_model(model: keras.Model, path: Path) -> None:
+def save_model(
+    model: keras.Model, path: Path, check: Callable[[keras.Model, Path], None] | None = None
+) -> None:
     """Saves a model with its optimizer; if that fails, an older file at `path` stays intact.
+
+    check: reads the new file before it gets its name, and raises an error if it is wrong.
 
     Raises:
         NonFiniteError: the model holds NaN or infinite values.
         LostDirectoryError: the file cannot be written.
     """
+
+    def write(temporary: Path) -> None:
+        model.save(temporary)
+        if check is not None:
+            check(model, temporary)
+
     end = "; what it held before is intact." if path.exists() else "."
     if not all(is_finite(weight.value.numpy()) for weight in model.weights):
         raise NonFiniteError(f"{path} is not written: the model holds NaN or infinite values{end}")
     try:
         with watch.at_work(f"writing {path}"), plain_schedule(getattr(model, "optimizer", None)):
-            directories.write_atomically(path, model.save)
+            directories.write_atomically(path, write)
     except OSError as error:
         raise LostDirectoryError(f"{path} cannot be written ({error.strerror}){end}") from None
+
+
+def check_file(model: keras.Model, path: Path) -> None:
+    """Raises ValueError if Keras reads other weights from a model's file than the model has.
+
+    If `save_own_variables` of a custom layer leaves a variable out, Keras writes and reads the file
+    without an error, and the variable gets a new initial value.
+    """
+    try:
+        with tf.device(HOST), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            read = keras.saving.load_model(path, compile=False)
+        if digest(read) == digest(model):
+            return
+    except Exception as error:
+        reason = one_line(error).rpartition("Exception encountered: ")[2]  # in each, the inner one
+        fault = f"Keras cannot read it back: {reason[:300]}"
+    else:
+        differ = [
+            weight.path
+            for weight, found in zip(model.weights, read.weights, strict=False)
+            if variable_digest(weight) != variable_digest(found)
+        ]
+        fault = f"Keras reads other values from it for {', '.join(differ[:3]) or 'some variables'}"
+    raise ValueError(f"{run_dir.FINAL} is not written: {fault}.")
 
 
 def unreadable(model: keras.Model) -> str:
