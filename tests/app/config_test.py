@@ -28,7 +28,8 @@ FLAGS = """
     epochs max_steps fast_dev_run optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
     ema class_weight batch_norm freeze init_from seed precision
     deterministic nonfinite run_dir resume trust_run_dir checkpoint_every keep_best monitor monitor_mode
-    callbacks early_stopping tensorboard confusion_matrix noise_scale verify_gradients profile plan export
+    callbacks early_stopping tensorboard price confusion_matrix noise_scale verify_gradients profile plan
+    export
 """.split()
 WRONG = {
     "num_gpus": [0, -1, "two", True, 100_000],

@@ -9,6 +9,7 @@ import pytest
 from tests.app.run_test import config
 from towers.app.loop import Loop, evaluate
 from towers.app.reporting.progress import Pace
+from towers.app.reporting.time_spent import TimeSpent
 from towers.app.training.build import build
 from towers.app.training.loaded import put_in_place
 from towers.machine.signals import Pending, StopRequested
@@ -53,7 +54,7 @@ for moment in ("epoch_begin", "epoch_end", *STEP, "test_batch_begin", "test_batc
 class Silent(keras.callbacks.Callback):
     """Lines that nobody sees."""
 
-    pace = Pace(8)
+    pace, spent = Pace(8), TimeSpent()
 
     def end_steps(self):
         pass

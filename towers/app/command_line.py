@@ -59,7 +59,7 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
         (
             "reports",
             "Reports",
-            "runs tensorboard confusion_matrix noise_scale profile verify_gradients",
+            "runs tensorboard confusion_matrix noise_scale price profile verify_gradients",
         ),
         ("after", "After training", "evaluate predict out export"),
     )

@@ -19,6 +19,7 @@ import keras
 import tensorflow as tf
 
 from towers.app.reporting.progress import ProgressLines
+from towers.app.reporting.time_spent import CALLBACKS, CHECKPOINTS, VALIDATION
 from towers.app.training.build import Run
 from towers.app.training.loaded import put_in_place
 from towers.app.training_fields import FAST_STEPS
@@ -54,6 +55,7 @@ class Loop:
     ) -> None:
         self._run, self._after, self._state = run, after, after.state
         self._lines, self._files, self._callbacks = lines, list(files), list(callbacks)
+        self._spent = lines.spent
         self._are_trusted = are_trusted(self._callbacks, run.step.strategy)
         self._has_begun = False
 
@@ -67,7 +69,8 @@ class Loop:
             self._train_epoch()
             logs = self._end_epoch()
             model.stop_training = state.is_stopped(run.config.early_stopping)
-        self._after.save()
+        with self._spent.within(CHECKPOINTS):
+            self._after.save()
         # As in Keras, final.keras holds an optimizer's averages; the checkpoint holds the weights.
         callback_internals.finalize_averages(self._callbacks)
         run.step.optimizer.finalize_variable_values(model.trainable_variables)
@@ -88,11 +91,11 @@ class Loop:
         count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
         # As in Keras, a stop in mid-epoch leaves only validation; before an epoch, one step.
         left = 0 if model.stop_training and state.epoch_step > 0 else count - state.epoch_step
-        for _, batch in zip(
-            range(left), prefetched(run.step, run.train.batches(epoch)), strict=False
-        ):
+        batches = self._spent.reading(prefetched(run.step, run.train.batches(epoch)))
+        for _, batch in zip(range(left), batches, strict=False):
             self._update(batch)
-            self._after.end_step(state.step - 1, saves=state.epoch_step < count)
+            with self._spent.within(CHECKPOINTS):
+                self._after.end_step(state.step - 1, saves=state.epoch_step < count)
             if model.stop_training:
                 break
         run.step.strategy.trust(False)
@@ -112,7 +115,7 @@ class Loop:
         self._tell("on_train_batch_begin", state.epoch_step)
         state.in_step = True
         try:
-            with values_explained(f"step {state.step + 1:,}"):
+            with self._spent.in_step(state.step + 1), values_explained(f"step {state.step + 1:,}"):
                 means = run.step.train_batch(**batch._asdict())
         except NonFiniteError:  # every worker raises it
             state.in_step = False  # no variable has changed
@@ -127,17 +130,20 @@ class Loop:
         run, state, pace = self._run, self._state, self._lines.pace
         logs = {name: float(value) for name, value in state.logs.items()}
         if state.epoch_step < run.steps_an_epoch:  # a larger --max_steps continues from here
-            self._after.save()
+            with self._spent.within(CHECKPOINTS):
+                self._after.save()
             self._after.is_cut = True
         if run.test is not None:
-            values = evaluate(run, self._tell, self._after.obey)
+            with self._spent.within(VALIDATION):
+                values = evaluate(run, self._tell, self._after.obey)
             logs |= {f"val_{name}": value for name, value in values.items()}
         speed = [pace.epoch_seconds, pace.examples_per_second]
         means = [logs[name] for name in run.columns]
         row = [state.epoch + 1, *means, *speed, digest(run.step.model)]
         state.end_epoch(row, logs, run.monitor.score(logs))
         self._tell("on_epoch_end", state.epoch - 1, logs)
-        self._after.end_epoch()
+        with self._spent.within(CHECKPOINTS):
+            self._after.end_epoch()
         return logs
 
     def stop(self) -> tuple[int, bool] | None:
@@ -147,7 +153,8 @@ class Loop:
         """
         is_consistent = self._has_begun and not self._state.in_step
         if is_consistent:
-            self._after.save(is_last=True)
+            with self._spent.within(CHECKPOINTS):
+                self._after.save(is_last=True)
         is_saved = self._after.checkpointer.wait() and is_consistent
         step = self._after.checkpointer.newest_step()
         return None if step is None else (step, is_saved)
@@ -175,7 +182,7 @@ class Loop:
         """Calls callbacks; skips batches without user callbacks, as Keras would read back logs."""
         getattr(self._lines, moment)(*arguments)
         if self._callbacks or "_batch_" not in moment:
-            with hang.within("a callback"):
+            with hang.within("a callback"), self._spent.within(CALLBACKS):
                 getattr(self._hooks, moment)(*arguments)
         if moment.endswith("_batch_end"):
             self._run.step.strategy.trust(self._are_trusted)

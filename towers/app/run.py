@@ -23,6 +23,7 @@ from towers.app.reporting import report, run_files
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report, format_values, labelled, resume_words
 from towers.app.reporting.run_files import RunFiles, unreadable
+from towers.app.reporting.time_spent import CALLBACKS, TimeSpent, process_seconds
 from towers.app.training import several_workers
 from towers.app.training.build import Run, build
 from towers.app.training.failures import failures_explained
@@ -84,6 +85,7 @@ def train(
             the trained model holds NaN or infinite values, or Keras does not read it back.
         LostDirectoryError: final.keras or best.keras could not be written.
     """
+    spent = TimeSpent(0.0 if captured is None else process_seconds())
     environment.check()
     begun = places.here()  # data, layers and callbacks may move the process
     cluster = workers.join_workers()
@@ -116,7 +118,7 @@ def train(
             describe(run, out, "plan")
             show_plan(run, out)
             return {}
-        return _run(run, all_callbacks, out, begun, captured, mirror)
+        return _run(run, all_callbacks, out, begun, captured, mirror, spent)
 
 
 def _check_environment(config: TrainConfig, cluster: Cluster) -> None:
@@ -147,6 +149,7 @@ def _run(
     begun: Path,
     captured: CapturedStderr | None,
     mirror: Mirror | None,
+    spent: TimeSpent,
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers
@@ -202,7 +205,9 @@ def _run(
             with directories.explained(directory):
                 files.check_link(model)
         else:
-            _train(run, state, partial(resume_words, config, shown), out, callbacks, checkpointer)
+            words = partial(resume_words, config, shown)
+            with spent.kept_in(directory, out.warn) if cluster.is_chief else nullcontext():
+                _train(run, state, words, out, callbacks, checkpointer, spent)
             history = run.step.model.history.history
         cluster.barrier()
         if cluster.is_chief:
@@ -270,6 +275,7 @@ def _train(
     out: Report,
     callbacks: Sequence[keras.callbacks.Callback],
     checkpointer: Checkpointer,
+    spent: TimeSpent,
 ) -> None:
     """Trains the remaining epochs and writes final.keras; `words` returns a command to resume."""
     config, cluster, directory = run.config, run.workers, checkpointer.directory
@@ -277,7 +283,7 @@ def _train(
     writers: list[keras.callbacks.Callback] = [files] if cluster.is_chief else []
     if cluster.is_chief and config.tensorboard:
         writers.append(run_files.TensorBoardLog(directory / run_files.FOLDER, out.warn))
-    lines = ProgressLines(out, run, state)
+    lines = ProgressLines(out, run, state, spent)
     timeout = config.hang_timeout if cluster.num_workers == 1 else 0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
     with hang.Watch(
@@ -311,7 +317,8 @@ def _train(
         fault: Exception | None = None
         if cluster.is_chief:
             try:
-                files.save_final()
+                with spent.within(CALLBACKS):
+                    files.save_final()
             except LostDirectoryError as error:
                 fault = LostDirectoryError(f"{error} Make room, then continue the run: {words()}.")
             except NonFiniteError as error:
@@ -326,7 +333,7 @@ def _train(
         if config.confusion_matrix:
             confusion_of_run(run, directory, out)
     has_final = files.has_final or not cluster.is_chief
-    report.describe_end(run, state, lines.pace.run_seconds, out, has_final=has_final)
+    report.describe_end(run, state, spent, out, has_final=has_final)
     if fault is not None:
         run.workers.barrier()
         raise fault

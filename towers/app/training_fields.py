@@ -230,6 +230,12 @@ class TrainingFields:
         "run's directory. Off by default, because results.csv and results.png hold them.",
         ON_THE_MACHINE,
     )
+    price: float | None = number(
+        None,
+        "The price of an hour on this machine, in any currency. The time to the end, and the time "
+        "of the whole run, are then shown with their cost. Default: none.",
+        ON_THE_MACHINE,
+    )
     confusion_matrix: bool = switch(
         False,
         "Draws confusion.png at the end: which classes of the test examples the final model takes "

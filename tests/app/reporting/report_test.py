@@ -15,6 +15,7 @@ from towers.app.config import TrainConfig
 from towers.app.reporting import progress, report
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report
+from towers.app.reporting.time_spent import TimeSpent
 from towers.machine.user_lines import warn_user
 from towers.resume.checkpointer import Found
 from towers.resume.checkpoints import Checkpoint
@@ -279,8 +280,12 @@ def test_a_complete_run_says_whether_it_was_stopped_early(patience, early):
 def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, models, done):
     train_state = TrainState(step=step, best_step=4, epochs_since_best=1, best_saved=saved)
     assert lines_of(
-        report.describe_end, run_of(100 + step), train_state, 61.0, has_final=has_final
-    ) == [f"Models    {models}", f"{done} in 1:01, best val_accuracy 0.7500 (epoch 1){WEIGHTS}"]
+        report.describe_end, run_of(100 + step), train_state, TimeSpent(61.0), has_final=has_final
+    ) == [
+        "Time      1:01: start and end 1:01 (100%)",
+        f"Models    {models}",
+        f"{done} in 1:01, best val_accuracy 0.7500 (epoch 1){WEIGHTS}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -294,7 +299,7 @@ def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, mod
 )
 def test_the_end_names_the_first_of_the_best_epochs_and_counts_what_was_left_out(values, best):
     train_state = TrainState(step=1500)
-    done = lines_of(report.describe_end, run_of(1599, values), train_state, 61.0)[-1]
+    done = lines_of(report.describe_end, run_of(1599, values), train_state, TimeSpent(61.0))[-1]
     assert done == f"Done: 375 epochs in 1:01, {best}; 1 of 1,500 updates left out{WEIGHTS}"
 
 
@@ -320,14 +325,33 @@ class Case:
             metrics=["loss", "accuracy"],
             columns=list(LOGS),
             first_iteration=0,
+            test=object(),
         )
-        self.lines = ProgressLines(self.out, run, self.state)
-        pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2)
+        self.lines = ProgressLines(self.out, run, self.state, TimeSpent())
+        pace = SimpleNamespace(examples_per_second=3912.3, seconds_left=41.2, num_timed=0)
         self.pace = self.lines.pace = pace
 
     @property
     def said(self):
         return self._stream.getvalue().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "price", "lines"),
+    [
+        (4200.0, None, ["100 s a step: 1:10:00 to the end, and validation"]),
+        (4200.0, 2.1, ["100 s a step: 1:10:00 to the end, and validation; 2.45 at 2.10 an hour"]),
+        (9.0, 2.1, []),
+        (None, None, []),
+    ],
+)
+def test_after_20_steps_one_line_tells_when_the_run_will_end(seconds, price, lines):
+    case = Case()
+    case.run.config = TrainConfig(price=price)
+    case.pace.seconds_left = seconds
+    for case.pace.num_timed in (19, 20, 21):
+        case.lines.on_train_batch_end(1)
+    assert case.said == [f"Time      {line}" for line in lines]
 
 
 def test_a_step_is_shown_when_it_is_time_and_fits_80_columns_but_for_the_speed(monkeypatch):
@@ -416,4 +440,4 @@ def test_the_time_left_counts_steps_and_validations(clock):
     for _ in range(3):
         clock[0] += 2
         pace.add_step(32)
-    assert (pace.examples_per_second, pace.seconds_left, pace.run_seconds) == (16, None, 16)
+    assert (pace.examples_per_second, pace.seconds_left) == (16, None)

@@ -6,11 +6,22 @@ from typing import Any
 import keras
 from rich import filesize
 
-from towers.app.reporting.report import Report, format_seconds, format_values, num_skipped
+from towers.app.reporting.report import (
+    Report,
+    cost,
+    format_seconds,
+    format_values,
+    labelled,
+    num_skipped,
+)
+from towers.app.reporting.time_spent import TimeSpent
 from towers.app.training.build import Run
 from towers.machine.devices import peak_memory
 from towers.machine.words import counted
 from towers.resume.train_state import TrainState
+
+_FIRST_STEPS = 20  # after so many, the time to the end is shown
+_SHORT = 10.0  # seconds
 
 
 class Pace:
@@ -18,11 +29,11 @@ class Pace:
 
     examples_per_second: the speed of this epoch's steps. The run's first step, which traces the
         graph, counts only until the second one has ended.
+    num_timed: the number of steps after the first one.
     """
 
     def __init__(self, steps_left: int) -> None:
-        self._steps_left, self._num_timed = steps_left, 0
-        self._run_began = time.perf_counter()
+        self._steps_left, self.num_timed = steps_left, 0
         self._traced: float | None = None  # the time at which the run's first step ended
         self.start_epoch()
 
@@ -41,7 +52,7 @@ class Pace:
             self._traced = self._began = now
             self._examples = 0
         else:
-            self._num_timed += 1
+            self.num_timed += 1
 
     @property
     def epoch_seconds(self) -> float:
@@ -49,26 +60,22 @@ class Pace:
         return time.perf_counter() - self._epoch_began
 
     @property
-    def run_seconds(self) -> float:
-        """Returns the seconds since this process began to train."""
-        return time.perf_counter() - self._run_began
-
-    @property
     def seconds_left(self) -> float | None:
         """Returns an estimate for the rest of the run; None before two steps and after the end.
 
         The mean time of a step includes its share of the validations so far.
         """
-        if self._traced is None or not self._num_timed or not self._steps_left:
+        if self._traced is None or not self.num_timed or not self._steps_left:
             return None
-        return self._steps_left * (time.perf_counter() - self._traced) / self._num_timed
+        return self._steps_left * (time.perf_counter() - self._traced) / self.num_timed
 
 
 class ProgressLines(keras.callbacks.Callback):
-    """Shows the run's progress; the training loop calls the methods of `pace`."""
+    """Shows the run's progress; the training loop calls the methods of `pace` and `spent`."""
 
-    def __init__(self, out: Report, run: Run, train_state: TrainState) -> None:
+    def __init__(self, out: Report, run: Run, train_state: TrainState, spent: TimeSpent) -> None:
         super().__init__()
+        self.spent = spent
         self._out, self._run, self._train_state = out, run, train_state
         self.pace = Pace(run.num_steps - train_state.step)
         self._skipped_before = 0
@@ -80,6 +87,8 @@ class ProgressLines(keras.callbacks.Callback):
         self._skipped_before = num_skipped(self._run, self._train_state)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        if self.pace.num_timed == _FIRST_STEPS:
+            self._tell_the_end()
         if not self._out.is_due():  # reading the loss back from its device waits for the step
             return
         state, total = self._train_state, self._run.steps_an_epoch
@@ -91,6 +100,16 @@ class ProgressLines(keras.callbacks.Callback):
         # A narrow terminal cuts off the end, so speed and memory come last.
         memory = filesize.decimal(peak_memory(self._run.step.tower_devices))
         self._out.ongoing(f"{label}  [{bar:<12}] {step}  {values}{left}{speed} | {memory}")
+
+    def _tell_the_end(self) -> None:
+        """Shows once how long the run will take, unless it is about to end."""
+        left = self.pace.seconds_left
+        if left is not None and left >= _SHORT:
+            step = left / (self._run.num_steps - self._train_state.step)
+            tested = "" if self._run.test is None else ", and validation"
+            money = cost(left, self._run.config.price)
+            line = f"{step:.3g} s a step: {format_seconds(left)} to the end{tested}{money}"
+            self._out.line(labelled("Time", line))
 
     def end_steps(self) -> None:
         """Warns about the epoch's updates that were left out, and shows that validation runs."""

@@ -18,6 +18,7 @@ from rich.live import Live
 from towers.app.command_line import as_flags, train_command
 from towers.app.config import TrainConfig
 from towers.app.continued import named_modules
+from towers.app.reporting.time_spent import TimeSpent
 from towers.app.training.build import Run
 from towers.app.training.task import is_python
 from towers.machine import files, hang, places
@@ -219,9 +220,9 @@ def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
 
 
 def describe_end(
-    run: Run, train_state: TrainState, seconds: float, out: Report, *, has_final: bool = True
+    run: Run, train_state: TrainState, spent: TimeSpent, out: Report, *, has_final: bool = True
 ) -> None:
-    """Prints which model files hold which weights, and the best value of the monitor."""
+    """Prints which model files hold which weights, where the time went, and the best value."""
     column, saved = run.monitor.column, train_state.best_saved
     is_best = saved == train_state.best_step  # False: a better epoch's file could not be written
     done = amount(train_state.step, run.steps_an_epoch)
@@ -230,13 +231,31 @@ def describe_end(
         held = "those" if has_final else "holds the weights"
         files += f", {BEST} {held} of epoch {num_steps(saved, run.steps_an_epoch)}"
         files += f", the best by {column}" if is_best else ""
+    out.line(labelled("Time", time_words(spent, run.config.price)))
     out.line(labelled("Models", files))
     skipped = num_skipped(run, train_state)
     left_out = f"; {skipped:,} of {train_state.step:,} updates left out" if skipped > 0 else ""
     best = _best_value(run.step.model.history.history, run.monitor)
     verb = "Done" if has_final and is_best else "Trained"
     weights = f"; weights {digest(run.step.model)}"
-    out.line(f"{verb}: {done} in {format_seconds(seconds)}, {best}{left_out}{weights}")
+    out.line(f"{verb}: {done} in {format_seconds(spent.total)}, {best}{left_out}{weights}")
+
+
+def time_words(spent: TimeSpent, price: float | None) -> str:
+    """Returns "3:06 in 2 starts: steps 2:30 (81%), ..." with the parts of at least 0.5%."""
+    total = spent.total
+    parts = [
+        f"{part} {format_seconds(seconds)} ({seconds / total:.0%})"
+        for part, seconds in sorted(spent.seconds.items(), key=lambda pair: -pair[1])
+        if seconds >= 0.005 * total
+    ]
+    starts = f" in {counted(spent.num_starts, 'start')}" if spent.num_starts > 1 else ""
+    return f"{format_seconds(total)}{starts}: {', '.join(parts)}{cost(total, price)}"
+
+
+def cost(seconds: float, price: float | None) -> str:
+    """Returns "; 1.05 at 2.10 an hour", or "" without a price."""
+    return "" if price is None else f"; {seconds / 3600 * price:.2f} at {price:.2f} an hour"
 
 
 def num_skipped(run: Run, train_state: TrainState) -> int:
