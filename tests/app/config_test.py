@@ -23,7 +23,7 @@ NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 # A flag is a promise: a new one needs a reason, and one that goes a line in CHANGELOG.md.
 FLAGS = """
     model dataset data_dir image_size features data_workers shuffle_buffer augment
-    num_gpus logical_gpus num_towers accumulate device variable_device strategy gpus_per_tower
+    num_gpus logical_gpus num_towers accumulate towers_per_device device variable_device strategy gpus_per_tower
     stages batch_size batch_size_per_gpu jit_compile cpu_threads worker_timeout hang_timeout
     epochs max_steps fast_dev_run optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
     ema class_weight batch_norm freeze init_from seed precision
@@ -45,6 +45,7 @@ WRONG = {
     "freeze": ["("],
     "image_size": ["224", "0x224", "8x8x2", (8, 8.5), {"height": 8}],
     "stages": [["a,b", "c"], [1], {}],
+    "towers_per_device": ["3,0", "3,", "auto", [1.5], 3],
     "model": [None],
     "monitor": [3],
     "run_dir": ["a\0b"],
@@ -107,6 +108,7 @@ def test_schedules_sizes_and_stages_are_read():
         ("image_size", (224, 224), "224x224"),
         ("image_size", [8, 9, 3], "8x9x3"),
         ("stages", ["a", "b"], "a,b"),
+        ("towers_per_device", (3, 1), "3,1"),
         ("schedule", {"step": [30, 60]}, "step:30,60"),
         ("class_weight", {0: 1, 1: 5}, "0:1,1:5"),
     ],

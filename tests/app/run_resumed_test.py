@@ -287,3 +287,20 @@ def test_the_last_lines_name_the_best_epoch_of_the_monitored_column(capsys):
     position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
     assert position["best_step"] == 4 * (best + 1)
     assert position["best"] == -history["val_loss"][best]
+
+
+def test_towers_that_are_spread_unevenly_go_on_evenly_with_the_same_bits():
+    digests = set()
+    for name, values in (("even", {"num_towers": 4}), ("uneven", {"towers_per_device": [3, 1]})):
+        first = config(run_dir=name, max_steps=3, cpu_threads=1, **values)
+        towers.train(first)
+        towers.train(TrainConfig(resume=name, num_gpus=1, max_steps=6, trust_run_dir=True))
+        digests.add(towers.digest(keras.saving.load_model(f"{name}/final.keras")))
+    assert len(digests) == 1
+
+
+def test_numbers_of_towers_that_do_not_fit_the_devices_are_an_error():
+    with pytest.raises(ValueError, match="places 4 towers on 2 devices, and there are 6 towers"):
+        towers.train(config(towers_per_device="3,1", num_towers=6))
+    with pytest.raises(ValueError, match="accumulate .2. and towers_per_device .3,1. both say"):
+        config(towers_per_device="3,1", accumulate=2)

@@ -76,6 +76,14 @@ def test_eight_towers_give_the_same_bits_on_any_number_of_devices(name):
     assert_same_bits(built_in(name), image_batches(), 8, counts, loss=LABELS)
 
 
+@pytest.mark.telling("policy1")
+@pytest.mark.parametrize("policy", [None, GPU])
+def test_uneven_numbers_of_towers_on_devices_give_the_same_bits(policy):
+    uneven = [{"num_devices": len(n), "towers_per_device": n} for n in ([3, 1], [1, 1, 2])]
+    choices = [{"num_devices": 1}, *uneven]
+    assert_same_bits(built_in("cnn"), image_batches(), 4, choices, loss=LABELS, policy=policy)
+
+
 @pytest.mark.matrix
 @pytest.mark.parametrize("num_towers", [3, 6])
 def test_odd_tower_counts_give_the_same_bits_on_any_number_of_devices(num_towers):

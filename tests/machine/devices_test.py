@@ -90,6 +90,13 @@ def test_towers_take_contiguous_ranges_of_devices(num_towers, num_devices, expec
     assert devices.place_towers(num_towers, list(range(num_devices))) == expected
 
 
+def test_towers_fill_devices_by_their_counts_or_an_error_says_the_sum():
+    assert devices.place_towers(4, ["/gpu:0", "/gpu:1"], [3, 1]) == ["/gpu:0"] * 3 + ["/gpu:1"]
+    for counts in ([3, 2], [4]):
+        with pytest.raises(ValueError, match="4 towers for 2 .*Give 2 numbers with this sum"):
+            devices.place_towers(4, ["/gpu:0", "/gpu:1"], counts)
+
+
 @pytest.mark.parametrize(
     "num_towers, num_cores, threads",
     [

@@ -47,7 +47,7 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
             "devices",
             "Devices and workers",
             "num_gpus num_towers accumulate logical_gpus device "
-            "variable_device strategy gpus_per_tower stages jit_compile cpu_threads deterministic "
+            "towers_per_device variable_device strategy gpus_per_tower stages jit_compile cpu_threads deterministic "
             "worker_timeout devices plan",
         ),
         (

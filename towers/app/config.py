@@ -20,6 +20,12 @@ def _stages_as_text(value: Any) -> Any:
     return ",".join(value) if are_names else value
 
 
+def _counts_as_text(value: Any) -> Any:
+    """Returns "3,1" for [3, 1]; other values stay."""
+    are_counts = isinstance(value, list | tuple) and all(type(each) is int for each in value)
+    return ",".join(map(str, value)) if are_counts else value
+
+
 def _size_as_text(value: Any) -> Any:
     """Returns "224x224" for (224, 224); other values stay."""
     are_sizes = isinstance(value, list | tuple) and all(type(each) is int for each in value)
@@ -41,6 +47,7 @@ _AS_TEXT = {
     "image_size": _size_as_text,
     "schedule": _schedule_as_text,
     "stages": _stages_as_text,
+    "towers_per_device": _counts_as_text,
 }
 
 
@@ -74,6 +81,11 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
                 f"batch_size ({self.batch_size}) is the global batch and batch_size_per_gpu "
                 f"({self.batch_size_per_gpu}) one device's: give only one of them."
             )
+        if self.towers_per_device is not None and self.accumulate is not None:
+            raise ValueError(
+                f"accumulate ({self.accumulate}) and towers_per_device ({self.towers_per_device}) "
+                "both say how many towers a device has: give only one of them."
+            )
         if self.logical_gpus is not None and self.device == "cpu":
             raise ValueError(
                 f"logical_gpus ({self.logical_gpus}) divides GPUs, and device=cpu uses none: give "
@@ -88,7 +100,10 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
 
     def num_towers_on(self, num_devices: int) -> int:
         """Returns the number of towers if `num_devices` devices run them."""
-        return self.num_towers or num_devices // self.gpus_per_tower * (self.accumulate or 1)
+        groups, counts = num_devices // self.gpus_per_tower, self.tower_counts
+        if self.num_towers is None and counts is not None:  # all workers have the same devices
+            return sum(counts) * max(1, groups // len(counts))
+        return self.num_towers or groups * (self.accumulate or 1)
 
     def num_steps(self, steps_an_epoch: int) -> int:
         """Returns the number of updates in the run."""
@@ -113,6 +128,12 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
     def stage_names(self) -> list[str] | None:
         """Returns the layer names in `stages` as a list, or None without `stages`."""
         return None if self.stages is None else [name.strip() for name in self.stages.split(",")]
+
+    @property
+    def tower_counts(self) -> list[int] | None:
+        """Returns the numbers in `towers_per_device`, or None without it."""
+        text = self.towers_per_device
+        return None if text is None else list(map(int, text.split(",")))
 
     @property
     def image_shape(self) -> tuple[int, int, int | None] | None:

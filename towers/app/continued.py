@@ -74,6 +74,8 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         )
     if "device" in changed:  # the saved numbers counted other devices
         changed = {"num_gpus": None, "logical_gpus": None, **changed}
+    if {"num_gpus", "logical_gpus", "device", "gpus_per_tower"} & changed.keys():
+        changed = {"towers_per_device": None, **changed}  # it counted the devices of then
     if "gpus_per_tower" in changed:  # the saved stages fit the old number of GPUs
         changed = {"stages": None, **changed}
     defaults = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}

@@ -23,6 +23,11 @@ def _check_image_size(name: str, value: str) -> None:
         )
 
 
+def _check_counts(name: str, value: str) -> None:
+    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", value):
+        raise value_error(name, value, "a number of towers for each device, such as 3,1")
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MachineFields:
     """Holds the model, the data, the devices, the towers and the batch."""
@@ -113,6 +118,13 @@ class MachineFields:
         "the batch. Default: 1.",
         Role.BEGINNING,
         at_most=1024,
+    )
+    towers_per_device: str | None = text(
+        None,
+        "The number of towers on each device, such as 3,1 if the first one is three times as fast. "
+        "Their sum is the number of towers, and results depend on it alone. Default: equal numbers.",
+        ON_THE_MACHINE | Role.BEGINNING,
+        check=_check_counts,
     )
     device: str = choice(
         AUTO,

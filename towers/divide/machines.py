@@ -68,11 +68,12 @@ def make_machine(
 
     optimizer: the optimizer, built; None makes no copies. devices: all devices of this worker.
 
-    Raises ValueError if the model cannot be divided into stages or copied.
+    Raises ValueError if the model cannot be divided into stages or copied, or towers_per_device
+    does not fit the devices and towers.
     """
     assert len(devices) % placement.gpus_per_tower == 0, "num_groups has checked it"
     firsts = devices[:: placement.gpus_per_tower]
-    towers = place_towers(len(exchange.local_towers), firsts)
+    towers = place_towers(len(exchange.local_towers), firsts, placement.towers_per_device)
     stages = None
     copies: Copies | NoCopies = NoCopies()
     if placement.gpus_per_tower > 1:

@@ -79,6 +79,9 @@ class TowerStep:
             stages. Any number gives the same bits.
         stages: the names of the layers that begin the second and later stages. Default: stages
             are balanced by the bytes of parameters and outputs.
+        towers_per_device: the number of towers on each device, such as [3, 1] if the first one is
+            three times as fast; with stages, on each group of devices. Any numbers with the same
+            sum give the same bits. Default: equal numbers.
         policy: how devices are used. Default: the policy for their kind, CPU or GPU.
         cluster: the workers that share the towers. Each makes the same step and passes the same
             global batches. Default: the workers that the environment names.
@@ -104,12 +107,14 @@ class TowerStep:
         batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
-        policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
+        towers_per_device: Sequence[int] | None = None, policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
         own_rows: bool = False, batch_size: int | None = None,
     ) -> None:  # fmt: skip
         checks.check_model(model)
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
-        placement = Placement(strategy, gpus_per_tower, stages, batch_norm or "synchronized")
+        placement = Placement(
+            strategy, gpus_per_tower, stages, batch_norm or "synchronized", towers_per_device
+        )
         placement.check_jit_compile(jit_compile)
         self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
@@ -117,7 +122,7 @@ class TowerStep:
         self.cluster = join_workers() if cluster is None else cluster
         is_chosen = num_towers is not None
         if num_towers is None:
-            num_towers = self.cluster.num_workers * num_groups
+            num_towers = self.cluster.num_workers * placement.num_towers(num_groups)
         checks.check_counts(num_towers, batch_size, noise_scale)
         exchange = make_exchange(self.cluster, num_towers, own_rows)
         self.num_towers, self.local_towers = num_towers, exchange.local_towers

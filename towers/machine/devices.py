@@ -80,10 +80,23 @@ def check_devices(devices: Sequence[str]) -> None:
         )
 
 
-def place_towers(num_towers: int, devices: Sequence[str]) -> list[str]:
-    """Returns the device of each tower: tower t of T runs on device t * D // T."""
+def place_towers(
+    num_towers: int, devices: Sequence[str], counts: Sequence[int] | None = None
+) -> list[str]:
+    """Returns the device of each tower: tower t of T runs on device t * D // T.
+
+    counts: the number of towers on each device, which get them in order; None: equal numbers.
+    """
     if num_towers < 1:
         raise ValueError(f"num_towers ({num_towers}) must be at least 1.")
+    if counts is not None:
+        if len(counts) != len(devices) or sum(counts) != num_towers:
+            raise ValueError(
+                f"towers_per_device ({','.join(map(str, counts))}) places {sum(counts)} towers on "
+                f"{len(counts)} devices, and there are {num_towers} towers for {len(devices)} "
+                f"({', '.join(map(str, devices))}). Give {len(devices)} numbers with this sum."
+            )
+        return [device for device, n in zip(devices, counts, strict=True) for _ in range(n)]
     return [devices[t * len(devices) // num_towers] for t in range(num_towers)]
 
 

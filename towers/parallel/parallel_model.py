@@ -53,6 +53,7 @@ def make_parallel(
     strategy: str = "parameter_server",
     gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
+    towers_per_device: Sequence[int] | None = None,
 ) -> keras.Model:
     """
     Returns the model with a fit, evaluate and predict that run on towers.
@@ -91,19 +92,23 @@ def make_parallel(
         gpus_per_tower: the number of devices that share the layers of one tower.
         stages: with `gpus_per_tower`, the names of the layers that begin the second and later
             stages. Default: stages are balanced by bytes.
+        towers_per_device: the number of towers on each device, such as [3, 1], see `TowerStep`.
+            Default: equal numbers.
 
     Raises:
         ValueError: towers cannot compute the model, or an argument is wrong.
     """
     _check_model(model)
-    placement = Placement(strategy, gpus_per_tower, stages, batch_norm or "synchronized")
+    placement = Placement(
+        strategy, gpus_per_tower, stages, batch_norm or "synchronized", towers_per_device
+    )
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):
         raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
-    devices = gpu_devices(gpus, count, gpus_per_tower)
+    devices = gpu_devices(gpus, count or sum(towers_per_device or ()) or None, gpus_per_tower)
     num_devices = len(devices) if gpus is None else len(device_indices(gpus))
     num_groups, workers = placement.num_groups(num_devices), join_workers()
-    towers = num_groups * workers.num_workers if count is None else count
+    towers = count or placement.num_towers(num_groups) * workers.num_workers
     # Towers on one device are usual if they were asked for, and a mistake on an undivided CPU.
     if gpus is None or len(devices) < num_devices:
         most, is_chosen = workers.most_towers(towers), (gpus, count) != (None, None)

@@ -2,6 +2,7 @@
 
 parameters   strategy                 on one device, or a copy on each
 layers       gpus_per_tower, stages   on one device, or in stages on several
+towers       towers_per_device        as many on each device, or more on a faster one
 statistics   batch_norm               of the whole batch, or of each tower's rows
 """
 
@@ -25,6 +26,7 @@ class Placement:
     gpus_per_tower: int = 1
     stages: Sequence[str] | None = None
     batch_norm: str = "synchronized"
+    towers_per_device: Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         check_choice("batch_norm", self.batch_norm, choices.BATCH_NORM)
@@ -32,6 +34,14 @@ class Placement:
             raise ValueError(choices.ASYNC_REFUSED)
         check_choice("strategy", self.strategy, tuple(choices.STRATEGIES))
         self._check_stages()
+        counts = self.towers_per_device
+        if counts is not None and (
+            isinstance(counts, str) or not counts or any((as_integer(n) or 0) < 1 for n in counts)
+        ):
+            raise ValueError(
+                f"towers_per_device ({counts!r}) must be a list with the number of towers on each "
+                "device, each at least 1, such as [3, 1]."
+            )
         reason = choices.STRATEGIES[self.strategy].refuses_stages
         if self.gpus_per_tower > 1 and reason:
             raise ValueError(
@@ -71,6 +81,10 @@ class Placement:
                 f"is {num_devices}: use {num_devices - rest or self.gpus_per_tower} devices."
             )
         return num_devices // self.gpus_per_tower
+
+    def num_towers(self, num_groups: int) -> int:
+        """Returns the default number of a worker's towers, on so many groups of devices."""
+        return num_groups if self.towers_per_device is None else sum(self.towers_per_device)
 
     def makes_copies(self, policy: Policy) -> bool:
         """Returns whether devices get copies of the parameters; with one memory, they need none."""

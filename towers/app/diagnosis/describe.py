@@ -139,7 +139,9 @@ def device_report(config: TrainConfig) -> list[str]:
     """Returns lines on the machine's devices. Starts TensorFlow with the configured devices."""
     try:  # first, because it sets threads and logical devices before TensorFlow starts
         devices, each = find_devices(config), config.gpus_per_tower
-        towers = place_towers(config.num_towers_on(len(devices)), devices[::each])
+        towers = place_towers(
+            config.num_towers_on(len(devices)), devices[::each], config.tower_counts
+        )
         placed = [devices_line(f"/{config.variable_device}:0", towers, stages=each)]
         if (sharing := shared_gpus()) is not None:
             placed.append(labelled("", sharing))

@@ -104,6 +104,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             strategy=config.strategy,
             gpus_per_tower=config.gpus_per_tower,
             stages=config.stage_names,
+            towers_per_device=config.tower_counts,
             policy=policy,
             noise_scale=config.noise_scale,
             own_rows=reads_own_rows(train),
@@ -240,7 +241,12 @@ def _directions(step: TowerStep, examples: Examples) -> Mapping[str, str | None]
 
 def placement_of(config: TrainConfig) -> Placement:
     """Returns where parameters and layers are; raises ValueError if flags do not go together."""
-    return Placement(config.strategy, config.gpus_per_tower, config.stage_names)
+    return Placement(
+        config.strategy,
+        config.gpus_per_tower,
+        config.stage_names,
+        towers_per_device=config.tower_counts,
+    )
 
 
 def find_devices(config: TrainConfig) -> list[str]:
@@ -249,7 +255,11 @@ def find_devices(config: TrainConfig) -> list[str]:
     It divides the GPUs into `logical_gpus` if that is set, and sets the threads of `cpu_threads`.
     If the machine or a TensorFlow that has started does not fit them, it raises ValueError.
     """
-    each = config.gpus_per_tower
+    each, counts, workers = config.gpus_per_tower, config.tower_counts, join_workers()
+    num_gpus, num_towers = config.num_gpus, config.num_towers
+    if counts is not None:
+        num_gpus = num_gpus or len(counts) * each
+        num_towers = num_towers or sum(counts) * workers.num_workers
     placement_of(config).check_jit_compile(config.jit_compile)
     if config.logical_gpus is not None:
         logical_gpus(config.logical_gpus)
@@ -257,8 +267,8 @@ def find_devices(config: TrainConfig) -> list[str]:
     if threads is not None and not has_started():
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     devices = gpu_devices(
-        config.num_gpus,
-        config.num_towers,
+        num_gpus,
+        num_towers,
         each,
         device=config.device,
         name="num_gpus",
@@ -270,6 +280,6 @@ def find_devices(config: TrainConfig) -> list[str]:
             f"{devices_lib.intra_op_threads()}, which gives other bits. Begin a new process."
         )
     placement_of(config).num_groups(len(devices))
-    if config.num_towers is None:
+    if num_towers is None:
         return devices
-    return devices[: join_workers().most_towers(config.num_towers) * each]
+    return devices[: workers.most_towers(num_towers) * each]
