@@ -268,7 +268,7 @@ class TrainingFields:
     plan: bool = switch(
         False,
         "Prints devices, towers, shard sizes, the bytes and transfers "
-        "of each step, and the layers. Trains nothing.",
+        "of each step, the memory of each device, and the layers. Trains nothing.",
         Role.ONCE,
     )
     export: str | None = path(

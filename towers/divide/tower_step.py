@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from towers.divide.keras_steps import KerasSteps
 from towers.divide.machines import Machine, make_machine
+from towers.divide.phases import Phases, phases_of
 from towers.divide.ran_once import RanOnce, warn_of
 from towers.divide.tower_results import error_of
 from towers.divide.trainable_flags import TrainableFlags
@@ -284,6 +285,11 @@ class TowerStep:
         self._prepare("train", map_tensors(any_rows, specs))
         update = tf.function(self.steps.train, autograph=False)
         return update.get_concrete_function(specs, None).graph
+
+    def phases(self) -> Phases:
+        """Returns the operations of the update traced last, by phase: towers have the even ones."""
+        _, divided = list(self.steps.divided["train"].traces.values())[-1]
+        return phases_of(divided.ops)
 
     def _run(self, name: str, batch: BatchValues, placed: Placed = None) -> Any:
         """Returns the result of a method of `KerasSteps`, computed by its graph.

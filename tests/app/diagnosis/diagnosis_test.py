@@ -117,7 +117,8 @@ def test_a_loss_scaled_optimizer_is_called_by_its_own_name():
 @NO_GPUS
 def test_the_plan_counts_what_a_step_moves():
     _, here, there, total, how, *layers = lines_of(describe.show_plan, build(config()))
-    assert [line.split()[0] for line in layers] == ["layer", "body", "head"]
+    names = [line.split()[0] for line in layers]
+    assert names == ["device", "/cpu:0", "/cpu:1", "layer", "body", "head"]
     assert here.split() == ["/cpu:0", "0", "8", *"----00"]
     assert there.startswith("/cpu:1  1       8         252 bytes      128 bytes ")
     assert total == "Each step moves 380 bytes to the devices and 248 bytes from them."

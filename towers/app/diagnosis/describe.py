@@ -11,7 +11,7 @@ from towers import __version__
 from towers.app.command_line import as_flags
 from towers.app.config import TrainConfig
 from towers.resume.epoch import Epoch
-from towers.app.diagnosis import plan
+from towers.app.diagnosis import memory, plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.app.recipe.optimizer import given, shown_rate
 from towers.app.reporting.report import Report, devices_line, labelled
@@ -116,6 +116,8 @@ def show_plan(run: Run, out: Report) -> None:
         lines.append("Counted as on GPUs: logical CPU devices share one memory.")
     else:
         lines = plan.table(plan.traffic(step, run.batch_size, spec))
+    if not step.stages:
+        lines += memory.memory_table(memory.device_memory(step, run.batch_size))
     lines += plan.layer_table(step, run.batch_size)
     once = step.ran_once
     lines += ["Computed once for the whole batch, not in every tower:"] * bool(once)

@@ -1,0 +1,185 @@
+"""Estimates the memory of each device from the traced step, for --plan and num_towers=auto.
+
+parameters, slots      by their shapes
+gradients, activations the operations of a tower with r rows, in the order of their phases: the
+                       most bytes of values that later operations read
+"""
+
+import math
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+
+import keras
+import tensorflow as tf
+from rich import filesize
+
+from towers.divide.facts import PART, Value
+from towers.divide.phases import Phases
+from towers.divide.tower_step import TowerStep
+from towers.machine import nvidia
+from towers.machine.devices import is_gpu, short_name
+from towers.machine.words import aligned
+from towers.step.sharding import shard_sizes
+
+# Their result is, or lies in, the memory of their first input.
+_VIEWS = {"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient"}
+# They write over an input of the same size that nothing reads later.
+_IN_PLACE = {
+    *(
+        "Add",
+        "AddV2",
+        "AddN",
+        "Sub",
+        "Mul",
+        "RealDiv",
+        "Neg",
+        "Exp",
+        "Maximum",
+        "Minimum",
+        "BiasAdd",
+    ),
+    *("Relu", "ReluGrad", "Relu6", "Relu6Grad", "Sigmoid", "SigmoidGrad", "Tanh", "TanhGrad"),
+    *("Erf", "Square", "SquaredDifference", "Rsqrt", "Softmax", "Select", "SelectV2"),
+}
+_ROOM = 0.9  # of a device's memory: libraries and scratch space of kernels take the rest
+
+
+@dataclass
+class TowerMemory:
+    """Holds the bytes of one tower: its gradients, and the most of all else that is live."""
+
+    rows: int
+    gradients: int
+    activations: int
+    meets: bool  # whether towers meet between their forward and backward passes
+
+
+@dataclass
+class DeviceMemory:
+    """Holds the estimated bytes on one device; limit: of the device, None if it is unknown."""
+
+    parameters: int
+    slots: int
+    gradients: int
+    activations: int
+    limit: int | None
+    most_rows: int | None  # that a tower could have
+
+    @property
+    def total(self) -> int:
+        """Returns the bytes of all kinds."""
+        return self.parameters + self.slots + self.gradients + self.activations
+
+
+def tower_memory(phases: Phases, rows: int) -> TowerMemory:
+    """Returns the bytes of a tower with so many rows in the update with these phases.
+
+    A loop counts with its results alone, and kernels need further space while they run.
+    """
+    towers = {op for phase, ops in phases.items() if phase % 2 == 0 for op in ops}
+    order = [op for _, ops in sorted(phases.items()) for op in ops]
+    buffer: dict[Value, Value] = {}
+    for op in order:
+        for value in op.outputs:
+            source = op.inputs[0] if op.type in _VIEWS and op in towers else value
+            buffer[value] = buffer.get(source, source)
+    last: dict[Value, int] = {}
+    for i, op in enumerate(order):
+        for value in (*op.inputs, *op.outputs):
+            last[buffer.get(value, value)] = i
+    ends: dict[int, list[Value]] = defaultdict(list)
+    for value, i in last.items():
+        if value.op in towers:
+            ends[i].append(value)
+    final = max(phases)
+    # Parts of sums that are read at the end wait for the update: the gradients.
+    read = {buffer.get(value, value) for op in phases[final] for value in op.inputs}
+    gradients = {value for value in read if value.op in towers and value.fact == PART}
+    size = most = 0
+    for i, op in enumerate(order):
+        ended = [value for value in ends[i] if value not in gradients]
+        made = 0
+        if op in towers:
+            own = [value for value in op.outputs if buffer[value] is value]
+            made = sum(_num_bytes(v, rows) for v in own if v not in gradients)
+        size += made
+        reused = op.type in _IN_PLACE and any(
+            value in [buffer.get(v, v) for v in op.inputs] and _num_bytes(value, rows) == made
+            for value in ended
+        )
+        most = max(most, size - (made if reused else 0))
+        size -= sum(_num_bytes(value, rows) for value in ended)
+    num_stages = sum(phase % 2 == 0 for phase in phases)
+    return TowerMemory(rows, sum(_num_bytes(v, rows) for v in gradients), most, num_stages > 1)
+
+
+def _num_bytes(value: Value, rows: int) -> int:
+    """Returns the bytes of a value of a tower with so many rows."""
+    if value.dtype in (tf.resource, tf.variant, tf.string):
+        return 0
+    open_size = rows * (value.rows_each or 1)
+    sizes = [open_size if n is None else n for n in value.shape or ()]
+    return int(value.dtype.size * math.prod(sizes))
+
+
+def device_memory(step: TowerStep, batch_size: int) -> dict[str, DeviceMemory]:
+    """Returns the memory of each device in one step; call it after an update has been traced."""
+    tower = tower_memory(step.phases(), max(shard_sizes(batch_size, step.num_towers)))
+    parameters = sum(_size_of(v) for v in step.model.variables)
+    slots = sum(_size_of(v) for v in step.optimizer.variables)
+    home, found = short_name(step.parameter_device), {}
+    # In turn, towers of a device need the memory of one, unless they meet in the middle of a step.
+    in_turn = step.policy.take_turns and not tower.meets
+    for device in dict.fromkeys(step.tower_devices):
+        count = step.tower_devices.count(device)
+        at_once = 1 if in_turn else count
+        has_all = step.strategy.num_copies > 0 or device == home
+        sums = 1 if count == 1 else 2  # the tower's, and the sum of those before it
+        memory = DeviceMemory(
+            parameters=parameters,
+            slots=slots if has_all else 0,
+            gradients=tower.gradients * (sums if in_turn else count),
+            activations=tower.activations * at_once,
+            limit=memory_limit(device),
+            most_rows=None,
+        )
+        if memory.limit is not None:
+            left = _ROOM * memory.limit - (memory.total - memory.activations)
+            memory.most_rows = max(0, int(left / at_once * tower.rows / max(tower.activations, 1)))
+        found[device] = memory
+    return found
+
+
+def _size_of(variable: keras.Variable) -> int:
+    return int(tf.as_dtype(variable.dtype).size * math.prod(variable.shape))
+
+
+def memory_limit(device: str) -> int | None:
+    """Returns the bytes of a device, or None if the driver does not tell them.
+
+    CPU devices share the memory of this machine.
+    """
+    if not is_gpu(device):
+        count = len(tf.config.list_logical_devices("CPU"))
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // count
+    found: list[int | None] = []
+    known = {gpu.number: gpu.memory for gpu in nvidia.driver_gpus() or []}
+    for gpu in tf.config.list_physical_devices("GPU"):
+        parts = tf.config.get_logical_device_configuration(gpu)
+        whole = known.get(int(gpu.name.rpartition(":")[2]))
+        found += [part.memory_limit for part in parts] if parts else [whole]
+    mib = found[int(device.rpartition(":")[2])]
+    return None if mib is None else int(mib) * 2**20
+
+
+def memory_table(found: dict[str, DeviceMemory]) -> list[str]:
+    """Returns the memory of each device as lines of aligned columns."""
+    names = ["parameters", "slots", "gradients", "activations", "sum", "memory", "rows at most"]
+    cells = [["device", *names]]
+    for device, row in found.items():
+        sizes = [row.parameters, row.slots, row.gradients, row.activations, row.total, row.limit]
+        shown = ["-" if not size else filesize.decimal(size) for size in sizes]
+        rows = "-" if row.most_rows is None else f"{row.most_rows:,}"
+        cells.append([device, *shown, rows])
+    return aligned(cells)
