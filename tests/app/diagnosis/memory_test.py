@@ -68,6 +68,14 @@ def test_a_tower_holds_each_activation_once_and_its_gradients():
     assert not found.meets
 
 
+def test_a_dropout_counts_with_its_mask_and_output():
+    """A backward pass sums its gradient over axes that are known only when it runs."""
+    layers = [L.Dense(512), L.Dropout(0.5), L.Dense(10)]
+    step = traced(keras.Sequential([keras.Input((4,)), *layers]), num_towers=1)
+    found = memory.tower_memory(step.phases(), 1024)
+    assert 4 * 1024 * 512 < found.activations < 6 * 4 * 1024 * 512
+
+
 def test_activations_grow_with_the_rows_and_gradients_do_not():
     phases = traced(convolutions(norm=True), num_towers=1).phases()
     small, large = (memory.tower_memory(phases, rows) for rows in (8, 64))

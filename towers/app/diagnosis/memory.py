@@ -8,6 +8,7 @@ gradients, activations the operations of a tower with r rows, in the order of th
 import math
 import os
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import keras
@@ -80,8 +81,10 @@ def tower_memory(phases: Phases, rows: int) -> TowerMemory:
     towers = {op for phase, ops in phases.items() if phase % 2 == 0 for op in ops}
     order = [op for _, ops in sorted(phases.items()) for op in ops]
     buffer: dict[Value, Value] = {}
+    sizes: dict[Value, int] = {}
     for op in order:
         for value in op.outputs:
+            sizes[value] = _num_bytes(value, rows, sizes)
             source = op.inputs[0] if op.type in _VIEWS and op in towers else value
             buffer[value] = buffer.get(source, source)
     last: dict[Value, int] = {}
@@ -102,25 +105,27 @@ def tower_memory(phases: Phases, rows: int) -> TowerMemory:
         made = 0
         if op in towers:
             own = [value for value in op.outputs if buffer[value] is value]
-            made = sum(_num_bytes(v, rows) for v in own if v not in gradients)
+            made = sum(sizes[v] for v in own if v not in gradients)
         size += made
         reused = op.type in _IN_PLACE and any(
-            value in [buffer.get(v, v) for v in op.inputs] and _num_bytes(value, rows) == made
+            value in [buffer.get(v, v) for v in op.inputs] and sizes[value] == made
             for value in ended
         )
         most = max(most, size - (made if reused else 0))
-        size -= sum(_num_bytes(value, rows) for value in ended)
+        size -= sum(sizes[value] for value in ended)
     num_stages = sum(phase % 2 == 0 for phase in phases)
-    return TowerMemory(rows, sum(_num_bytes(v, rows) for v in gradients), most, num_stages > 1)
+    return TowerMemory(rows, sum(sizes[v] for v in gradients), most, num_stages > 1)
 
 
-def _num_bytes(value: Value, rows: int) -> int:
-    """Returns the bytes of a value of a tower with so many rows."""
+def _num_bytes(value: Value, rows: int, sizes: Mapping[Value, int]) -> int:
+    """Returns the bytes of a value of a tower with so many rows; sizes: of the values before it."""
     if value.dtype in (tf.resource, tf.variant, tf.string):
         return 0
-    open_size = rows * (value.rows_each or 1)
-    sizes = [open_size if n is None else n for n in value.shape or ()]
-    return int(value.dtype.size * math.prod(sizes))
+    shape = value.shape.as_list() if value.shape.rank is not None else [None, None]
+    if shape.count(None) > 1:  # such as a sum over axes that follow from shapes
+        return max((sizes.get(given, 0) for given in value.op.inputs), default=0)
+    each = rows * (value.rows_each or 1)
+    return int(value.dtype.size * math.prod(each if n is None else n for n in shape))
 
 
 def device_memory(step: TowerStep, batch_size: int) -> dict[str, DeviceMemory]:

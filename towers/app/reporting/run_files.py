@@ -109,7 +109,7 @@ class RunFiles(keras.callbacks.Callback):
         It raises ValueError if that fails, and LostDirectoryError without a good best.keras.
         """
         model = self._run.step.model
-        # A run has warned of objects that Keras cannot read before it began.
+        # Before its first step, a run warns about objects that Keras cannot read.
         check = None if unreadable(model) else check_file
         save_model(model, self._directory / run_dir.FINAL, check)
         self.has_final = True

@@ -96,7 +96,9 @@ class TimeSpent:
         try:
             file = files.open_to_lock(path)
         except OSError as error:
-            warn(f"{path} cannot be written ({error.strerror}); a resume counts time anew.")
+            warn(
+                f"{path} cannot be written ({error.strerror}); the last lines show this process's time only."
+            )
             yield
             return
         with file:
