@@ -1,6 +1,7 @@
 """Every rule of arithmetic.py by itself: whole and divided among towers."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import tensorflow as tf
@@ -19,35 +20,7 @@ from towers.divide import arithmetic
 from towers.divide.rule import RULES
 
 CASES = Cases()
-
-UNARY = {
-    "above_one": "Acosh",
-    "positive": "BesselI0e BesselI1e Digamma Inv Lgamma Log Log1p Reciprocal Rsqrt Sqrt",
-    "unit": "Acos Asin Atanh Erfinv",
-    "probability": "Ndtri",
-    "normal": """Abs Asinh Atan Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan
-        OnesLike Relu Relu6 Rint Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Square Tan
-        Tanh Neg Snapshot StopGradient ZerosLike Identity DebugGradientIdentity PreventGradient""",
-}
-for fill, kinds in UNARY.items():
-    for kind in kinds.split():
-        CASES.add(kind, raw(kind), N3, fill=fill)
-        CASES.add(kind, raw(kind), T3N4, fill=fill)
-CASES.add("EnsureShape", lambda x: tf.ensure_shape(x, [None, 3]), N3)
-CASES.add("Bitcast", lambda x: tf.bitcast(x, tf.int64), N3)
-CASES.add("Bitcast", lambda x: tf.bitcast(x, tf.int32), N3, divided=None)
-CASES.add("Cast", lambda x: tf.cast(x, tf.float32), N3)
-CASES.add("Cast", lambda x: tf.cast(tf.reduce_sum(x, 0), tf.float32), N3)
-CASES.add("LeakyRelu", raw("LeakyRelu"), N3)
-CASES.add("Invert", lambda x: R.Invert(x=tf.cast(x, tf.int32)), N3)
-CASES.add("LogicalNot", lambda x: tf.logical_not(x > 0), N3)
-CASES.add("Bucketize", lambda x: R.Bucketize(input=x, boundaries=[-0.5, 0.0, 1.0]), N3)
-for kind in """AsString StaticRegexReplace StringLength StringLower StringStrip
-        StringToHashBucketFast StringToHashBucketStrong StringUpper""".split():
-    CASES.add(kind, (lambda k: lambda x: _letters(k, x))(kind), N3)
-for kind in ("Angle", "ComplexAbs", "Conj", "Imag", "Real"):
-    make = (lambda k: lambda x: _complexes(k, x))(kind)
-    CASES.add(kind, make, N3)
+add, add_once = CASES.add, CASES.add_once
 
 
 def _letters(kind: str, x: tf.Tensor) -> tf.Tensor:
@@ -73,6 +46,39 @@ def _complexes(kind: str, x: tf.Tensor) -> tf.Tensor:
     return tf.math.real(found) if kind == "Conj" else found
 
 
+def _integers(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return getattr(R, kind)(x=tf.cast(x, tf.int32), y=tf.cast(y, tf.int32) + 1)
+
+
+UNARY = {
+    "above_one": "Acosh",
+    "positive": "BesselI0e BesselI1e Digamma Inv Lgamma Log Log1p Reciprocal Rsqrt Sqrt",
+    "unit": "Acos Asin Atanh Erfinv",
+    "probability": "Ndtri",
+    "normal": """Abs Asinh Atan Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan
+        OnesLike Relu Relu6 Rint Round Selu Sigmoid Sign Sin Sinh Softplus Softsign Square Tan
+        Tanh Neg Snapshot StopGradient ZerosLike Identity DebugGradientIdentity PreventGradient""",
+}
+for fill, kinds in UNARY.items():
+    for kind in kinds.split():
+        add(kind, raw(kind), N3, fill=fill)
+        add(kind, raw(kind), T3N4, fill=fill)
+add("EnsureShape", lambda x: tf.ensure_shape(x, [None, 3]), N3)
+add("Bitcast", lambda x: tf.bitcast(x, tf.int64), N3)
+add("Bitcast", lambda x: tf.bitcast(x, tf.int32), N3, divided=None)
+add("Cast", lambda x: tf.cast(x, tf.float32), N3)
+add("Cast", lambda x: tf.cast(tf.reduce_sum(x, 0), tf.float32), N3)
+add("LeakyRelu", raw("LeakyRelu"), N3)
+add("Invert", lambda x: R.Invert(x=tf.cast(x, tf.int32)), N3)
+add("LogicalNot", lambda x: tf.logical_not(x > 0), N3)
+add("Bucketize", lambda x: R.Bucketize(input=x, boundaries=[-0.5, 0.0, 1.0]), N3)
+for kind in """AsString StaticRegexReplace StringLength StringLower StringStrip
+        StringToHashBucketFast StringToHashBucketStrong StringUpper""".split():
+    add(kind, partial(_letters, kind), N3)
+for kind in ("Angle", "ComplexAbs", "Conj", "Imag", "Real"):
+    add(kind, partial(_complexes, kind), N3)
+
+
 BINARY = {
     "normal": """ApproximateEqual Atan2 Equal Greater GreaterEqual Less LessEqual
         Maximum Minimum NotEqual SquaredDifference Add AddV2 Sub Mul ReluGrad Relu6Grad EluGrad
@@ -85,45 +91,41 @@ SAME_SHAPE = """ApproximateEqual ReluGrad Relu6Grad EluGrad SeluGrad LeakyReluGr
     SoftplusGrad SoftsignGrad TanhGrad InvGrad ReciprocalGrad RsqrtGrad SqrtGrad""".split()
 for fill, kinds in BINARY.items():
     for kind in kinds.split():
-        CASES.add(kind, raw(kind), N3, N3, fill=fill)
+        add(kind, raw(kind), N3, N3, fill=fill)
         if kind not in SAME_SHAPE:
-            CASES.add(kind, raw(kind), N3, (3,), fill=fill)
-            CASES.add(kind, raw(kind), (3, 1, 4), T3N4, fill=fill)
-            CASES.add(kind, raw(kind), ("n", 1), (1, "n"), fill=fill)  # every row with every row
+            add(kind, raw(kind), N3, (3,), fill=fill)
+            add(kind, raw(kind), (3, 1, 4), T3N4, fill=fill)
+            add(kind, raw(kind), ("n", 1), (1, "n"), fill=fill)  # every row with every row
 for kind in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift", "TruncateDiv"):
-    CASES.add(kind, (lambda k: lambda x, y: _integers(k, x, y))(kind), N3, N3, fill="labels")
+    add(kind, partial(_integers, kind), N3, N3, fill="labels")
 
 
-def _integers(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-    return getattr(R, kind)(x=tf.cast(x, tf.int32), y=tf.cast(y, tf.int32) + 1)
-
-
-CASES.add("LogicalAnd", lambda x, y: (x > 0) & (y > 0), N3, N3)
-CASES.add("LogicalOr", lambda x, y: (x > 0) | (y > 0), N3, (3,))
-CASES.add("Complex", lambda x, y: tf.math.real(tf.complex(x, y) * 2), N3, N3)
-CASES.add(
+add("LogicalAnd", lambda x, y: (x > 0) & (y > 0), N3, N3)
+add("LogicalOr", lambda x, y: (x > 0) | (y > 0), N3, (3,))
+add("Complex", lambda x, y: tf.math.real(tf.complex(x, y) * 2), N3, N3)
+add(
     "ClipByValue",
     lambda x: R.ClipByValue(
         t=x, clip_value_min=tf.constant(-1.0, x.dtype), clip_value_max=tf.constant(1.0, x.dtype)
     ),
     N3,
 )
-CASES.add("AddN", lambda x, y, z: R.AddN(inputs=[x, y, z]), N3, N3, N3)
-CASES.add("AddN", lambda x, y: R.AddN(inputs=[tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)]), N3, N3)
-CASES.add("AddV2", lambda x, y: tf.reduce_sum(x, 0) + tf.reduce_sum(y, 0), N3, N3)
-CASES.add("AddV2", lambda x, y: tf.reduce_sum(x, 0) + y, N3, (3,), divided=False)
+add("AddN", lambda x, y, z: R.AddN(inputs=[x, y, z]), N3, N3, N3)
+add("AddN", lambda x, y: R.AddN(inputs=[tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)]), N3, N3)
+add("AddV2", lambda x, y: tf.reduce_sum(x, 0) + tf.reduce_sum(y, 0), N3, N3)
+add_once("AddV2", lambda x, y: tf.reduce_sum(x, 0) + y, N3, (3,))
 # Towers read these products: others are made once, of the sum of the parts.
-CASES.add("Mul", lambda x, y: tf.reduce_sum(tf.reduce_sum(x, 0) * y), N3, (3,))
-CASES.add("Mul", lambda x, y: tf.reduce_sum(x, 0) * tf.reduce_sum(y, 0), N3, N3, divided=None)
-CASES.add("RealDiv", lambda x, y: y / tf.reduce_sum(x, 0), N3, (3,), divided=False)
-CASES.add("Select", lambda x, y: R.Select(condition=x > 0, x=x, y=y), N3, N3)
-CASES.add("Select", lambda c, x: R.Select(condition=c > 0, x=x, y=-x), ("n",), N3, divided=None)
-CASES.add("SelectV2", lambda x, y: tf.where(x > 0, x, y), N3, (3,))
-CASES.add("SelectV2", lambda x, y: tf.where(y > 0, tf.reduce_sum(x, 0), y), N3, (3,))
+add("Mul", lambda x, y: tf.reduce_sum(tf.reduce_sum(x, 0) * y), N3, (3,))
+add("Mul", lambda x, y: tf.reduce_sum(x, 0) * tf.reduce_sum(y, 0), N3, N3, divided=None)
+add_once("RealDiv", lambda x, y: y / tf.reduce_sum(x, 0), N3, (3,))
+add("Select", lambda x, y: R.Select(condition=x > 0, x=x, y=y), N3, N3)
+add("Select", lambda c, x: R.Select(condition=c > 0, x=x, y=-x), ("n",), N3, divided=None)
+add("SelectV2", lambda x, y: tf.where(x > 0, x, y), N3, (3,))
+add("SelectV2", lambda x, y: tf.where(y > 0, tf.reduce_sum(x, 0), y), N3, (3,))
 
 # The rule of Square does not hold for parts: (a + b)^2 is not a^2 + b^2.
-CASES.add("Square", lambda x: tf.square(tf.reduce_sum(x, 0)), N3, divided=False)
-CASES.add("Sqrt", lambda x: tf.sqrt(tf.reduce_sum(x, 0)), N3, divided=False, fill="positive")
+add_once("Square", lambda x: tf.square(tf.reduce_sum(x, 0)), N3)
+add_once("Sqrt", lambda x: tf.sqrt(tf.reduce_sum(x, 0)), N3, fill="positive")
 
 for kind, make in {
     "Sum": tf.reduce_sum,
@@ -131,48 +133,46 @@ for kind, make in {
     "Max": tf.reduce_max,
     "Min": tf.reduce_min,
     "Prod": tf.reduce_prod,
-    "All": lambda x, a: tf.reduce_all(x > 0, a),
-    "Any": lambda x, a: tf.reduce_any(x > 0, a),
+    "All": lambda x, axis: tf.reduce_all(x > 0, axis),
+    "Any": lambda x, axis: tf.reduce_any(x > 0, axis),
     "EuclideanNorm": tf.math.reduce_euclidean_norm,
 }.items():
     sums_rows = kind in ("Sum", "Mean")
-    CASES.add(kind, (lambda f: lambda x: f(x, 1))(make), N34)
-    CASES.add(kind, (lambda f: lambda x: f(x, -1))(make), T3N4)
-    CASES.add(kind, (lambda f: lambda x: f(x, 0))(make), N34, divided=sums_rows)
-    CASES.add(kind, (lambda f: lambda x: f(x, [0, 1]))(make), T3N4, divided=sums_rows)
+    add(kind, partial(make, axis=1), N34)
+    add(kind, partial(make, axis=-1), T3N4)
+    add(kind, partial(make, axis=0), N34, divided=sums_rows)
+    add(kind, partial(make, axis=[0, 1]), T3N4, divided=sums_rows)
     if kind not in ("All", "Any"):
-        CASES.add(kind, (lambda f: lambda x: f(x, 0, keepdims=True))(make), N34, divided=sums_rows)
-CASES.add("Mean", lambda x: tf.reduce_mean(tf.reshape(x, [-1, 4])), N34)
-CASES.add("Sum", lambda x: tf.reduce_sum(tf.reduce_sum(x, 0), 0), N34)
+        add(kind, partial(make, axis=0, keepdims=True), N34, divided=sums_rows)
+add("Mean", lambda x: tf.reduce_mean(tf.reshape(x, [-1, 4])), N34)
+add("Sum", lambda x: tf.reduce_sum(tf.reduce_sum(x, 0), 0), N34)
 for kind, make in {"ArgMax": tf.argmax, "ArgMin": tf.argmin}.items():
-    CASES.add(kind, (lambda f: lambda x: f(x, 1))(make), N34)
-    CASES.add(kind, (lambda f: lambda x: f(x, 0))(make), N34, divided=False)
+    add(kind, partial(make, axis=1), N34)
+    add_once(kind, partial(make, axis=0), N34)
 for kind, make in {
     "Cumsum": tf.cumsum,
     "Cumprod": tf.math.cumprod,
     "CumulativeLogsumexp": tf.math.cumulative_logsumexp,
 }.items():
-    CASES.add(kind, (lambda f: lambda x: f(x, 1))(make), N34)
-    CASES.add(kind, (lambda f: lambda x: f(x, 0))(make), N34, divided=False)
-CASES.add("L2Loss", tf.nn.l2_loss, N3)
+    add(kind, partial(make, axis=1), N34)
+    add_once(kind, partial(make, axis=0), N34)
+add("L2Loss", tf.nn.l2_loss, N3)
 
-CASES.add("MatMul", lambda x, w: x @ w, N3, (3, 2))
-CASES.add("MatMul", lambda x, w: tf.matmul(w, x, transpose_b=True), N3, (2, 3))
-CASES.add("MatMul", lambda x, y: tf.matmul(x, y, transpose_a=True), N3, N3)
-CASES.add("MatMul", lambda x, y: tf.matmul(x, y, transpose_b=True), N3, N3)
-CASES.add("MatMul", lambda x, w: tf.reduce_sum(x[:, :, None] * x[:, None], 0) @ w, N3, (3, 2))
+add("MatMul", lambda x, w: x @ w, N3, (3, 2))
+add("MatMul", lambda x, w: tf.matmul(w, x, transpose_b=True), N3, (2, 3))
+add("MatMul", lambda x, y: tf.matmul(x, y, transpose_a=True), N3, N3)
+add("MatMul", lambda x, y: tf.matmul(x, y, transpose_b=True), N3, N3)
+add("MatMul", lambda x, w: tf.reduce_sum(x[:, :, None] * x[:, None], 0) @ w, N3, (3, 2))
 for kind in ("BatchMatMul", "BatchMatMulV2"):
-    CASES.add(kind, (lambda k: lambda x, y: getattr(R, k)(x=x, y=y, adj_y=True))(kind), N34, N34)
-CASES.add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y), N34, (1, 4, 2))
-CASES.add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_x=True), T3N4, T3N4)
-CASES.add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=True), T3N4, T3N4)
-CASES.add(
-    "BatchMatMulV3", lambda x, y: R.BatchMatMulV3(x=x, y=y, Tout=tf.float64, adj_y=True), N34, N34
-)
-CASES.add("Einsum", lambda x, w: R.Einsum(inputs=[x, w], equation="ntd,de->nte"), N34, (4, 2))
-CASES.add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="ntd,nte->de"), N34, ("n", 3, 2))
-CASES.add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="nd,md->nm"), N3, N3)
-CASES.add(
+    add(kind, (lambda k: lambda x, y: getattr(R, k)(x=x, y=y, adj_y=True))(kind), N34, N34)
+add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y), N34, (1, 4, 2))
+add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_x=True), T3N4, T3N4)
+add("BatchMatMulV2", lambda x, y: R.BatchMatMulV2(x=x, y=y, adj_y=True), T3N4, T3N4)
+add("BatchMatMulV3", lambda x, y: R.BatchMatMulV3(x=x, y=y, Tout=tf.float64, adj_y=True), N34, N34)
+add("Einsum", lambda x, w: R.Einsum(inputs=[x, w], equation="ntd,de->nte"), N34, (4, 2))
+add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="ntd,nte->de"), N34, ("n", 3, 2))
+add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="nd,md->nm"), N3, N3)
+add(
     "UnsortedSegmentSum",
     lambda x, i: tf.math.unsorted_segment_sum(x, tf.cast(i, tf.int32), 3),
     N3,
@@ -190,19 +190,17 @@ for kind, make in {
     "RFFT": lambda x: tf.abs(tf.signal.rfft(x)),
     "IRFFT": lambda x: tf.signal.irfft(tf.complex(x, x)),
 }.items():
-    CASES.add(kind, make, N34)
+    add(kind, make, N34)
     if kind not in ("IRFFT", "TopKV2"):  # they need more than one element
-        CASES.add(
-            kind, (lambda f: lambda x: f(tf.transpose(x, [1, 2, 0])))(make), N34, divided=False
-        )
+        add_once(kind, (lambda f: lambda x: f(tf.transpose(x, [1, 2, 0])))(make), N34)
 for kind, make in {
     "MatrixBandPart": lambda x: tf.linalg.band_part(x, 1, 0),
     "MatrixDiagPartV3": tf.linalg.diag_part,
     "FFT2D": lambda x: tf.abs(tf.signal.fft2d(tf.complex(x, x))),
     "IFFT2D": lambda x: tf.abs(tf.signal.ifft2d(tf.complex(x, x))),
 }.items():
-    CASES.add(kind, make, N34)
-    CASES.add(kind, make, T3N4, divided=False)
+    add(kind, make, N34)
+    add_once(kind, make, T3N4)
 
 
 def _definite(function: Callable) -> Callable:
@@ -210,10 +208,10 @@ def _definite(function: Callable) -> Callable:
     return lambda x: function(tf.matmul(x, x, transpose_b=True) + 2 * tf.eye(3, dtype=x.dtype))
 
 
-CASES.add("Cholesky", _definite(tf.linalg.cholesky), N34, extremes=())  # they are an error
-CASES.add("MatrixInverse", _definite(tf.linalg.inv), N34, extremes=())
-CASES.add("MatrixDeterminant", _definite(tf.linalg.det), N34)
-CASES.add("LogMatrixDeterminant", _definite(raw("LogMatrixDeterminant")), N34)
+add("Cholesky", _definite(tf.linalg.cholesky), N34, extremes=())  # they are an error
+add("MatrixInverse", _definite(tf.linalg.inv), N34, extremes=())
+add("MatrixDeterminant", _definite(tf.linalg.det), N34)
+add("LogMatrixDeterminant", _definite(raw("LogMatrixDeterminant")), N34)
 
 
 def _sum_of_integers(x: tf.Tensor) -> tf.Tensor:
@@ -231,51 +229,42 @@ def _outer(x: tf.Tensor) -> tf.Tensor:
 
 
 # Parts: what is not linear adds them up first.
-CASES.add(
-    "Cast", lambda x: tf.cast(tf.reduce_sum(x * 9, 0), tf.int32), N3, divided=False, extremes=()
-)
-CASES.add(
-    "Div", lambda x: R.Div(x=_sum_of_integers(x), y=[2, 3, 4]), N3, divided=False, extremes=()
-)
-CASES.add("Div", lambda x, y: tf.reduce_sum(R.Div(x=tf.reduce_sum(x, 0), y=y)), N3, (3,))
-CASES.add("Sum", lambda x: tf.reduce_sum(_sum_of_integers(x)), N3, divided=None, extremes=())
-CASES.add("MatMul", lambda x, y: _outer(x) @ _outer(y), N3, N3, divided=False)
-CASES.add("MatMul", lambda x, y: y @ _outer(x), N3, N3)
-CASES.add("Einsum", lambda x: R.Einsum(inputs=[x], equation="n...d->d...n"), N34, divided=False)
-CASES.add("Einsum", lambda x: R.Einsum(inputs=[_all_pairs(x)], equation="nn->n"), N3, divided=False)
-CASES.add("ArgMax", lambda x: tf.argmax(_all_pairs(x), 0), N3, divided=False)
-CASES.add("Sin", lambda x, y: tf.sin(y @ _outer(x)), N3, N3)
-CASES.add("SelectV2", lambda x, y: tf.where(y > 0, x, tf.reduce_sum(x, 0)), N3, (3,))
-CASES.add("SelectV2", lambda x, y: tf.where(x > 0, y, 2 * y), N3, (3,))
-CASES.add("Sin", lambda x: tf.sin(tf.where(x > 0, tf.reduce_sum(x, 0), tf.reduce_mean(x, 0))), N3)
-CASES.add(
+add_once("Cast", lambda x: tf.cast(tf.reduce_sum(x * 9, 0), tf.int32), N3, extremes=())
+add_once("Div", lambda x: R.Div(x=_sum_of_integers(x), y=[2, 3, 4]), N3, extremes=())
+add("Div", lambda x, y: tf.reduce_sum(R.Div(x=tf.reduce_sum(x, 0), y=y)), N3, (3,))
+add("Sum", lambda x: tf.reduce_sum(_sum_of_integers(x)), N3, divided=None, extremes=())
+add_once("MatMul", lambda x, y: _outer(x) @ _outer(y), N3, N3)
+add("MatMul", lambda x, y: y @ _outer(x), N3, N3)
+add_once("Einsum", lambda x: R.Einsum(inputs=[x], equation="n...d->d...n"), N34)
+add_once("Einsum", lambda x: R.Einsum(inputs=[_all_pairs(x)], equation="nn->n"), N3)
+add_once("ArgMax", lambda x: tf.argmax(_all_pairs(x), 0), N3)
+add("Sin", lambda x, y: tf.sin(y @ _outer(x)), N3, N3)
+add("SelectV2", lambda x, y: tf.where(y > 0, x, tf.reduce_sum(x, 0)), N3, (3,))
+add("SelectV2", lambda x, y: tf.where(x > 0, y, 2 * y), N3, (3,))
+add("Sin", lambda x: tf.sin(tf.where(x > 0, tf.reduce_sum(x, 0), tf.reduce_mean(x, 0))), N3)
+add_once(
     "Select",
     lambda c, x: R.Select(condition=tf.sort(c, 0) > 0, x=x, y=-x),
     ("n",),
     N3,
-    divided=False,
 )
-CASES.add("Mean", lambda x: tf.reduce_mean(tf.reshape(x, [-1, 4]), 0), ("n", "m", 4), divided=False)
-CASES.add(
-    "Mean", lambda x: tf.reduce_mean(tf.cast(9 * x, tf.int32), 0), N3, divided=False, extremes=()
-)
-CASES.add("ArgMax", lambda x: tf.argmax(x, 0), T3N4)
-CASES.add("Cumsum", lambda x: tf.cumsum(x, 0), T3N4)
-CASES.add(
+add_once("Mean", lambda x: tf.reduce_mean(tf.reshape(x, [-1, 4]), 0), ("n", "m", 4))
+add_once("Mean", lambda x: tf.reduce_mean(tf.cast(9 * x, tf.int32), 0), N3, extremes=())
+add("ArgMax", lambda x: tf.argmax(x, 0), T3N4)
+add("Cumsum", lambda x: tf.cumsum(x, 0), T3N4)
+add_once(
     "Cumsum",
     lambda x, y: tf.cumsum(x, tf.cast(y * 0 + 1, tf.int32)),
     N34,
     (),
-    divided=False,
     extremes=(),
 )
-CASES.add(
+add_once(
     "UnsortedSegmentSum",
     lambda x: tf.math.unsorted_segment_sum(x, [0, 2, 0], 3),
     T3N4,
-    divided=False,
 )
-CASES.add(
+add(
     "UnsortedSegmentSum",
     lambda x, i: tf.math.unsorted_segment_sum(x, tf.cast(i, tf.int32), 3),
     N34,
@@ -283,15 +272,12 @@ CASES.add(
     fill="labels",
 )
 # Sizes that only a run knows.
-CASES.add(
+add_once(
     "Max",
     lambda x: tf.reduce_max(tf.cond(x[0, 0] > 0, lambda: x, lambda: x[:, :1]), 1),
     N3,
-    divided=False,
 )
-CASES.add(
-    "Exp", lambda x: tf.exp(tf.cond(x[0, 0] > 0, lambda: x, lambda: x[:, :1])), N3, divided=False
-)
+add_once("Exp", lambda x: tf.exp(tf.cond(x[0, 0] > 0, lambda: x, lambda: x[:, :1])), N3)
 
 
 @pytest.mark.parametrize(

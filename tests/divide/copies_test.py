@@ -21,15 +21,6 @@ L, optimizers = keras.layers, keras.optimizers
 LOSS = "sparse_categorical_crossentropy"
 
 
-def embedded(width=5):
-    return [
-        keras.Input((6,), dtype="int32"),
-        L.Embedding(20, width),
-        L.Flatten(),
-        L.Dense(3, activation="softmax"),
-    ]
-
-
 def wide():
     return [keras.Input((6,)), L.Dense(67, activation="tanh"), L.Dense(3, activation="softmax")]
 
@@ -90,35 +81,16 @@ def decaying():
     return keras.optimizers.Adam(schedule, use_ema=True, weight_decay=0.1)
 
 
-OPTIONS = {
-    "clipped": {"optimizer": lambda: keras.optimizers.Adam(global_clipnorm=0.1)},
-    "decaying": {"optimizer": decaying},
-    "accumulated": {"optimizer": lambda: keras.optimizers.AdamW(gradient_accumulation_steps=2)},
-    "scaled": {
-        "optimizer": lambda: keras.optimizers.LossScaleOptimizer(
-            keras.optimizers.SGD(0.1, momentum=0.9)
-        )
-    },
-    "skip": {"nonfinite": "skip"},
-    "synchronized": {"batch_norm": "synchronized"},
-    "embedded": {"layers": embedded},
-    "unpacked": {"policy": dataclasses.replace(GPU, pack_transfers=False)},
-    "on 8 devices": {"num_devices": 8, "num_towers": 8},
-    "with idle devices": {"num_towers": 2},
-}
-
-
 @pytest.mark.matrix
-@pytest.mark.parametrize("name", OPTIONS)
-def test_copies_have_the_bits_of_one_set_of_parameters(name):
-    """4 towers share 3 devices. Some batches are partial; "skip" leaves one of them out."""
-    options = dict(OPTIONS[name])
-    make = options.pop("optimizer", lambda: "adam")
-    steps = [
-        make_step(strategy, optimizer=make(), **options)
-        for strategy in ("parameter_server", "mirrored")
-    ]
-    found = [trained(step, name == "skip") for step in steps]
+@pytest.mark.parametrize(
+    "options",
+    [{"policy": dataclasses.replace(GPU, pack_transfers=False)}, {"num_towers": 2}],
+    ids=["unpacked", "with idle devices"],
+)
+def test_copies_have_the_bits_of_one_set_of_parameters(options):
+    """4 towers share 3 devices. Some batches are partial."""
+    steps = [make_step(strategy, **options) for strategy in ("parameter_server", "mirrored")]
+    found = [trained(step) for step in steps]
     assert found[0] == found[1]
     assert steps[0].test_batch(*batch(7)) == steps[1].test_batch(*batch(7))
 

@@ -21,68 +21,66 @@ from towers.divide import layers
 from towers.divide.rule import RULES
 
 CASES = Cases()
+add, add_once = CASES.add, CASES.add_once
 
-CASES.add("Conv2D", lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"), IMAGE, (3, 3, 2, 4))
-CASES.add(
-    "Conv3D", lambda x, w: tf.nn.conv3d(x, w, [1] * 5, "SAME"), ("n", 4, 4, 4, 2), (2, 2, 2, 2, 3)
-)
-CASES.add(
-    "DepthwiseConv2dNative",
-    lambda x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME"),
-    IMAGE,
-    (3, 3, 2, 1),
-)
-CASES.add(
-    "Dilation2D",
-    lambda x, w: tf.nn.dilation2d(x, w, [1] * 4, "SAME", "NHWC", [1] * 4),
-    IMAGE,
-    (3, 3, 2),
-)
-CASES.add(
-    "Conv2D",
-    lambda x, y: tf.nn.conv2d(x, tf.reshape(tf.reduce_mean(y, 0), [3, 3, 2, 4]), 1, "SAME"),
-    IMAGE,
-    ("n", 72),
-    divided=None,
-)
-CONVOLUTIONS: tuple = (
+
+def _height_first(function: Callable) -> Callable:
+    """Returns a function of images whose rows lie along their height."""
+    return lambda x, *w: function(tf.transpose(x, [1, 0, *range(2, len(x.shape))]), *w)
+
+
+VOLUME = ("n", 4, 4, 4, 2)
+CONVOLUTIONS: tuple = (  # the kinds of the operation and of its gradients
     (
-        ("Conv2DBackpropInput", "Conv2DBackpropFilter"),
+        "Conv2D Conv2DBackpropInput Conv2DBackpropFilter",
         lambda x, w: tf.nn.conv2d(x, w, 1, "SAME"),
         (IMAGE, (3, 3, 2, 4)),
     ),
     (
-        ("Conv3DBackpropInputV2", "Conv3DBackpropFilterV2"),
+        "Conv3D Conv3DBackpropInputV2 Conv3DBackpropFilterV2",
         lambda x, w: tf.nn.conv3d(x, w, [1] * 5, "SAME"),
-        (("n", 4, 4, 4, 2), (2, 2, 2, 2, 3)),
+        (VOLUME, (2, 2, 2, 2, 3)),
     ),
     (
-        ("DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter"),
+        "DepthwiseConv2dNative DepthwiseConv2dNativeBackpropInput "
+        "DepthwiseConv2dNativeBackpropFilter",
         lambda x, w: tf.nn.depthwise_conv2d(x, w, [1] * 4, "SAME"),
         (IMAGE, (3, 3, 2, 1)),
     ),
     (
-        ("Dilation2DBackpropInput",),
+        "Dilation2D Dilation2DBackpropInput",
         lambda x, w: tf.nn.dilation2d(x, w, [1] * 4, "SAME", "NHWC", [1] * 4),
         (IMAGE, (3, 3, 2)),
     ),
 )
 for kinds, convolve, shapes in CONVOLUTIONS:
-    for which, kind in enumerate(kinds):
-        CASES.add(kind, gradient_of(convolve, which), *shapes)
-CASES.add("BiasAdd", tf.nn.bias_add, N34, (4,))
-CASES.add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x), N34)
-CASES.add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=tf.transpose(x, [1, 2, 0])), N34)
+    forward, *backward = kinds.split()
+    add(forward, convolve, *shapes)
+    for which, kind in enumerate(backward):
+        add(kind, gradient_of(convolve, which), *shapes)
+        add_once(kind, gradient_of(_height_first(convolve), which), *shapes)
+
+
+def _of_kernel_from_rows(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+    return tf.nn.conv2d(x, tf.reshape(tf.reduce_mean(y, 0), [3, 3, 2, 4]), 1, "SAME")
+
+
+add("Conv2D", _of_kernel_from_rows, IMAGE, ("n", 72), divided=None)
+for kind in ("Conv2D", "Conv2DBackpropFilter"):
+    add(kind, gradient_of(_of_kernel_from_rows, 1), IMAGE, ("n", 72))
+add("BiasAdd", tf.nn.bias_add, N34, (4,))
+add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x), N34)
+add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=tf.transpose(x, [1, 2, 0])), N34)
 IMAGES: dict[str, tuple[Callable, tuple]] = {
     "MaxPool": (lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), IMAGE),
     "AvgPool": (lambda x: tf.nn.avg_pool2d(x, 2, 2, "SAME"), IMAGE),
     "MaxPool3D": (
         lambda x: tf.nn.max_pool3d(tf.cast(x, tf.float32), 2, 2, "SAME"),
-        ("n", 4, 4, 4, 2),
+        VOLUME,
     ),
     "AvgPool3D": (
         lambda x: tf.nn.avg_pool3d(tf.cast(x, tf.float32), 2, 2, "SAME"),
-        ("n", 4, 4, 4, 2),
+        VOLUME,
     ),
     "DepthToSpace": (lambda x: tf.nn.depth_to_space(x, 2), ("n", 3, 3, 4)),
     "SpaceToDepth": (lambda x: tf.nn.space_to_depth(x, 2), IMAGE),
@@ -93,11 +91,11 @@ IMAGES: dict[str, tuple[Callable, tuple]] = {
     ),
     "ExtractVolumePatches": (
         lambda x: tf.extract_volume_patches(x, [1, 2, 2, 2, 1], [1] * 5, "SAME"),
-        ("n", 4, 4, 4, 2),
+        VOLUME,
     ),
-    "ResizeBilinear": (lambda x: tf.image.resize(x, [4, 5]), IMAGE),
+    "ResizeBilinear": (lambda x: tf.image.resize(tf.cast(x, tf.float32), [4, 5]), IMAGE),
     "ResizeNearestNeighbor": (lambda x: tf.image.resize(x, [4, 5], "nearest"), IMAGE),
-    "ResizeBicubic": (lambda x: R.ResizeBicubic(images=x, size=[4, 5]), IMAGE),
+    "ResizeBicubic": (lambda x: R.ResizeBicubic(images=tf.cast(x, tf.float32), size=[4, 5]), IMAGE),
     "ResizeArea": (lambda x: R.ResizeArea(images=x, size=[3, 3]), IMAGE),
     "AdjustContrastv2": (
         lambda x: R.AdjustContrastv2(images=tf.cast(x, tf.float32), contrast_factor=2.0),
@@ -112,68 +110,46 @@ IMAGES: dict[str, tuple[Callable, tuple]] = {
     "RGBToHSV": (lambda x: tf.image.rgb_to_hsv(x), N3),
 }
 for kind, (make, shape) in IMAGES.items():
-    CASES.add(kind, make, shape, fill="probability")
-POOLS: tuple = (
-    ("MaxPoolGrad", lambda x: tf.nn.max_pool2d(x, 2, 2, "SAME"), IMAGE),
-    (
-        "MaxPool3DGrad",
-        lambda x: tf.nn.max_pool3d(tf.cast(x, tf.float32), 2, 2, "SAME"),
-        ("n", 4, 4, 4, 2),
-    ),
-    ("AvgPoolGrad", lambda x: tf.nn.avg_pool2d(x, 2, 2, "SAME"), IMAGE),
-    (
-        "AvgPool3DGrad",
-        lambda x: tf.nn.avg_pool3d(tf.cast(x, tf.float32), 2, 2, "SAME"),
-        ("n", 4, 4, 4, 2),
-    ),
-    ("ResizeBilinearGrad", lambda x: tf.image.resize(tf.cast(x, tf.float32), [4, 5]), IMAGE),
-    (
-        "ResizeBicubicGrad",
-        lambda x: R.ResizeBicubic(images=tf.cast(x, tf.float32), size=[4, 5]),
-        IMAGE,
-    ),
-    ("ResizeNearestNeighborGrad", lambda x: tf.image.resize(x, [4, 5], "nearest"), IMAGE),
-)
-for kind, make, shape in POOLS:
-    CASES.add(kind, gradient_of(make), shape, fill="probability")
-for kind, gradient in (
-    ("MaxPoolGradGrad", R.MaxPoolGradGrad),
-    ("MaxPool3DGradGrad", R.MaxPool3DGradGrad),
-):
-    size = 4 if kind == "MaxPoolGradGrad" else 5
-    CASES.add(
-        kind,
-        (
-            lambda g, s: (
-                lambda x, y, z: g(
-                    orig_input=x,
-                    orig_output=y,
-                    grad=z,
-                    ksize=[1, *[2] * (s - 2), 1],
-                    strides=[1, *[2] * (s - 2), 1],
-                    padding="SAME",
-                )
-            )
-        )(gradient, size),
-        ("n", *[4] * (size - 2), 2),
-        ("n", *[2] * (size - 2), 2),
-        ("n", *[4] * (size - 2), 2),
-        fill="float32",
+    add(kind, make, shape, fill="probability")
+GRADIENTS = {
+    "MaxPoolGrad": "MaxPool",
+    "MaxPool3DGrad": "MaxPool3D",
+    "AvgPoolGrad": "AvgPool",
+    "AvgPool3DGrad": "AvgPool3D",
+    "ResizeBilinearGrad": "ResizeBilinear",
+    "ResizeBicubicGrad": "ResizeBicubic",
+    "ResizeNearestNeighborGrad": "ResizeNearestNeighbor",
+}
+for kind, forward in GRADIENTS.items():
+    make, shape = IMAGES[forward]
+    add(kind, gradient_of(make), shape, fill="probability")
+    add_once(kind, gradient_of(_height_first(make)), shape, fill="probability")
+
+
+def _twice(gradient: Callable, *inner: int) -> Callable:
+    size = [1, *inner, 1]
+    return lambda x, y, z: gradient(
+        orig_input=x, orig_output=y, grad=z, ksize=size, strides=size, padding="SAME"
     )
-CASES.add(
+
+
+for kind, inner in (("MaxPoolGradGrad", (2, 2)), ("MaxPool3DGradGrad", (2, 2, 2))):
+    large, small = ("n", *[4] * len(inner), 2), ("n", *inner, 2)
+    add(kind, _twice(getattr(R, kind), *inner), large, small, large, fill="float32")
+add(
     "SoftmaxCrossEntropyWithLogits",
     lambda x, y: R.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.nn.softmax(y)),
     N3,
     N3,
 )
-CASES.add(
+add(
     "SparseSoftmaxCrossEntropyWithLogits",
     lambda x, i: R.SparseSoftmaxCrossEntropyWithLogits(features=x, labels=tf.cast(i, tf.int32)),
     ("n", 5),
     ("n",),
     fill="labels",
 )
-CASES.add(
+add(
     "InTopKV2",
     lambda x, i: R.InTopKV2(predictions=tf.cast(x, tf.float32), targets=tf.cast(i, tf.int32), k=2),
     ("n", 5),
@@ -203,61 +179,29 @@ for kind, dtypes in {
 }.items():
     for dtype in dtypes:
         for shape in (N3, ("n", 5, 3), ("n",)):
-            CASES.add(kind, _noise(kind, dtype), shape)
-CASES.add(
-    "StatelessRandomUniformV2", _noise("StatelessRandomUniformV2", tf.float64), T3N4, divided=False
-)
+            add(kind, _noise(kind, dtype), shape)
+add_once("StatelessRandomUniformV2", _noise("StatelessRandomUniformV2", tf.float64), T3N4)
 
 
-def _height_first(function: Callable) -> Callable:
-    """Returns a function of images whose rows lie along their height."""
-    return lambda x, *w: function(tf.transpose(x, [1, 0, *range(2, len(x.shape))]), *w)
-
-
-for kinds, convolve, shapes in CONVOLUTIONS:
-    for which, kind in enumerate(kinds):
-        CASES.add(kind, gradient_of(_height_first(convolve), which), *shapes, divided=False)
-for kind in ("Conv2D", "Conv2DBackpropFilter"):
-    CASES.add(
-        kind,
-        gradient_of(
-            lambda x, y: tf.nn.conv2d(x, tf.reshape(tf.reduce_mean(y, 0), [3, 3, 2, 4]), 1, "SAME"),
-            1,
-        ),
-        IMAGE,
-        ("n", 72),
-    )
 for kind in ("MaxPool", "AvgPool", "LRN", "ResizeBilinear"):
-    CASES.add(kind, _height_first(IMAGES[kind][0]), IMAGE, divided=False, fill="probability")
-CASES.add(
-    "AdjustContrastv2", lambda x: tf.image.adjust_contrast(x, 2.0), ("n", 4, 3), divided=False
-)
-for kind, make, shape in POOLS:
-    CASES.add(kind, gradient_of(_height_first(make)), shape, fill="probability", divided=False)
-CASES.add(
+    add_once(kind, _height_first(IMAGES[kind][0]), IMAGE, fill="probability")
+add_once("AdjustContrastv2", lambda x: tf.image.adjust_contrast(x, 2.0), ("n", 4, 3))
+add_once(
     "BiasAdd",
     lambda x, b: tf.nn.bias_add(tf.transpose(x, [1, 2, 0]), b),
     N34,
     ("n",),
-    divided=False,
 )
-CASES.add("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), ("n", 3, 4, 4), (3,))
-CASES.add(
-    "BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), (3, "n", 4, 4), ("n",), divided=False
-)
-CASES.add(
-    "BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x, data_format="NCHW"), ("n", 3, 4, 4)
-)
-CASES.add(
-    "BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x, data_format="NCHW"), (3, "n", 4, 4)
-)
-CASES.add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=tf.reduce_sum(x, 0)), N34)
-CASES.add(
+add("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), ("n", 3, 4, 4), (3,))
+add_once("BiasAdd", lambda x, b: tf.nn.bias_add(x, b, "NCHW"), (3, "n", 4, 4), ("n",))
+add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x, data_format="NCHW"), ("n", 3, 4, 4))
+add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=x, data_format="NCHW"), (3, "n", 4, 4))
+add("BiasAddGrad", lambda x: R.BiasAddGrad(out_backprop=tf.reduce_sum(x, 0)), N34)
+add_once(
     "SoftmaxCrossEntropyWithLogits",
     lambda x, y: R.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.nn.softmax(y)), N3, (1, 3),
-    divided=False,
 )  # fmt: skip
-CASES.add(
+add(
     "SoftmaxCrossEntropyWithLogits",
     lambda x: R.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.sort(x, 0)), N3,
 )  # fmt: skip
@@ -280,7 +224,7 @@ for shape, is_divided in (
     (lambda x: [], False),
     (lambda x: [2 * tf.shape(x)[0], 3], True),
 ):
-    CASES.add(
+    add(
         "StatelessRandomNormalV2", _noise_of(shape), ("n", "m"), (), divided=is_divided, extremes=()
     )
 

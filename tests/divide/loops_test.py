@@ -9,6 +9,7 @@ from tests.divide.whole_and_divided import N3, N34, R, T3N4, Cases, assert_alike
 from towers.divide.lists import LISTS
 
 CASES = Cases()
+add, add_once = CASES.add, CASES.add_once
 LOOP, BRANCH = "StatelessWhile", "StatelessIf"
 
 
@@ -28,27 +29,27 @@ def recurrent(x: tf.Tensor, w: tf.Tensor) -> tf.Tensor:
 
 
 W4 = (4, 4)
-CASES.add(LOOP, lambda x: repeat(lambda x: (tf.tanh(x),), x), N3)
-CASES.add(LOOP, recurrent, N34, W4)
-CASES.add(LOOP, gradient_of(recurrent), N34, W4)
-CASES.add(LOOP, gradient_of(recurrent, 1), N34, W4)
-CASES.add(LOOP, lambda x: repeat(lambda s: (s + x,), tf.sort(x, 0)), N3)  # whole, cut into rows
-CASES.add(LOOP, lambda x: repeat(lambda s: (s + x,), tf.zeros_like(x), turns=tf.shape(x)[0]), N3)
-CASES.add(LOOP, lambda x, y: repeat(lambda x, y: (x + y, y * 2), x, y), N3, (3,))
-CASES.add(LOOP, lambda x: repeat(lambda s: (s + tf.reduce_sum(x, 0),), tf.zeros([3], x.dtype)), N3)
-CASES.add(LOOP, lambda x, y: repeat(lambda s: (s + tf.reduce_sum(x, 0),), y), N3, (3,))
-CASES.add(LOOP, lambda x: repeat(lambda s: (s * 2,), tf.reduce_sum(x, 0)), N3)
-CASES.add(LOOP, lambda x: repeat(lambda s: (tf.sin(s),), tf.reduce_sum(x, 0)), N3, divided=False)
-CASES.add(LOOP, lambda x: repeat(lambda x: (x - tf.reduce_mean(x, 0),), x), N3, divided=False)
-CASES.add(LOOP, lambda x: repeat(lambda x: (tf.sort(x, 0),), x), N3, divided=False)
-CASES.add(LOOP, lambda x: tf.scan(lambda s, row: s + row, x), N3, divided=False)
-CASES.add(
+add(LOOP, lambda x: repeat(lambda x: (tf.tanh(x),), x), N3)
+add(LOOP, recurrent, N34, W4)
+add(LOOP, gradient_of(recurrent), N34, W4)
+add(LOOP, gradient_of(recurrent, 1), N34, W4)
+add(LOOP, lambda x: repeat(lambda s: (s + x,), tf.sort(x, 0)), N3)  # whole, cut into rows
+add(LOOP, lambda x: repeat(lambda s: (s + x,), tf.zeros_like(x), turns=tf.shape(x)[0]), N3)
+add(LOOP, lambda x, y: repeat(lambda x, y: (x + y, y * 2), x, y), N3, (3,))
+add(LOOP, lambda x: repeat(lambda s: (s + tf.reduce_sum(x, 0),), tf.zeros([3], x.dtype)), N3)
+add(LOOP, lambda x, y: repeat(lambda s: (s + tf.reduce_sum(x, 0),), y), N3, (3,))
+add(LOOP, lambda x: repeat(lambda s: (s * 2,), tf.reduce_sum(x, 0)), N3)
+add_once(LOOP, lambda x: repeat(lambda s: (tf.sin(s),), tf.reduce_sum(x, 0)), N3)
+add_once(LOOP, lambda x: repeat(lambda x: (x - tf.reduce_mean(x, 0),), x), N3)
+add_once(LOOP, lambda x: repeat(lambda x: (tf.sort(x, 0),), x), N3)
+add_once(LOOP, lambda x: tf.scan(lambda s, row: s + row, x), N3)
+add_once(
     LOOP,
     lambda x: tf.while_loop(
         lambda x: tf.reduce_any(tf.abs(x) > 0.3) & tf.reduce_all(tf.math.is_finite(x)),
         lambda x: (x / 2,), (x,),
     ),
-    N3, divided=False, extremes=(),
+    N3, extremes=(),
 )  # fmt: skip
 
 
@@ -67,22 +68,22 @@ def in_python(x: tf.Tensor) -> tf.Tensor:
     return repeat(turn, x, shape_invariants=OPEN)
 
 
-CASES.add(LOOP, positive, N3, divided=False)
+add_once(LOOP, positive, N3)
 OPEN = (tf.TensorShape([]), tf.TensorShape([None, None]))
-CASES.add(
+add_once(
     LOOP,
     lambda x: repeat(lambda x: (tf.transpose(x),), x, shape_invariants=OPEN),
-    ("n", "n"), divided=False,
+    ("n", "n"),
 )  # fmt: skip
-CASES.add("While", in_python, N3, divided=False)
-CASES.add(
+add_once("While", in_python, N3)
+add(
     LOOP,
     lambda x, y: repeat(
         lambda x: (tf.cond(tf.reduce_sum(y) > 0, lambda: x * 2, lambda: tf.sin(x)),), x
     ),
     N3, (3,),
 )  # fmt: skip
-CASES.add(LOOP, lambda x: repeat(lambda x: (repeat(lambda x: (tf.tanh(x),), x) + 1,), x), N3)
+add(LOOP, lambda x: repeat(lambda x: (repeat(lambda x: (tf.tanh(x),), x) + 1,), x), N3)
 
 
 def branch(first: Callable, second: Callable) -> Callable:
@@ -90,23 +91,23 @@ def branch(first: Callable, second: Callable) -> Callable:
     return lambda *v: tf.cond(tf.reduce_sum(v[-1]) > 0, lambda: first(*v), lambda: second(*v))
 
 
-CASES.add(BRANCH, branch(lambda x: x * 2, tf.sin), N3)
-CASES.add(BRANCH, branch(lambda x, y: x + y, lambda x, y: x * y), N3, (3,))
-CASES.add(BRANCH, branch(lambda x: tf.reduce_sum(x, 0), lambda x: tf.reduce_mean(x, 0)), N3)
-CASES.add(BRANCH, branch(lambda x, y: tf.reduce_sum(x, 0), lambda x, y: y), N3, (3,))
-CASES.add(BRANCH, branch(lambda x, y: y, lambda x, y: y), N3, (3,), divided=None)
-CASES.add(BRANCH, branch(lambda x: x, lambda x: tf.reverse(x, [0])), N3, divided=False)
-CASES.add(BRANCH, branch(lambda x: tf.transpose(x), lambda x: x), ("n", "n"), divided=False)
-CASES.add(
+add(BRANCH, branch(lambda x: x * 2, tf.sin), N3)
+add(BRANCH, branch(lambda x, y: x + y, lambda x, y: x * y), N3, (3,))
+add(BRANCH, branch(lambda x: tf.reduce_sum(x, 0), lambda x: tf.reduce_mean(x, 0)), N3)
+add(BRANCH, branch(lambda x, y: tf.reduce_sum(x, 0), lambda x, y: y), N3, (3,))
+add(BRANCH, branch(lambda x, y: y, lambda x, y: y), N3, (3,), divided=None)
+add_once(BRANCH, branch(lambda x: x, lambda x: tf.reverse(x, [0])), N3)
+add_once(BRANCH, branch(lambda x: tf.transpose(x), lambda x: x), ("n", "n"))
+add_once(
     BRANCH,
     branch(lambda x: tf.reduce_sum(tf.cast(x, tf.int32), 0), lambda x: tf.zeros([3], tf.int32)),
-    N3, divided=False, extremes=(),
+    N3, extremes=(),
 )  # fmt: skip
-CASES.add(BRANCH, lambda x: tf.cond(tf.shape(x)[0] > 3, lambda: x * 2, lambda: tf.sin(x)), N3)
-CASES.add("If", branch(lambda x: tf.numpy_function(abs, [x], x.dtype), tf.sin), N3, divided=False)
+add(BRANCH, lambda x: tf.cond(tf.shape(x)[0] > 3, lambda: x * 2, lambda: tf.sin(x)), N3)
+add_once("If", branch(lambda x: tf.numpy_function(abs, [x], x.dtype), tf.sin), N3)
 # A gradient of a gradient adds outputs to functions that are called already.
-CASES.add(LOOP, gradient_of(gradient_of(recurrent)), N34, W4, divided=None)
-CASES.add(BRANCH, gradient_of(gradient_of(branch(lambda x: x**3, tf.sin))), N3, divided=None)
+add(LOOP, gradient_of(gradient_of(recurrent)), N34, W4, divided=None)
+add(BRANCH, gradient_of(gradient_of(branch(lambda x: x**3, tf.sin))), N3, divided=None)
 
 
 def stacked(*elements: tf.Tensor) -> tf.TensorArray:
@@ -123,22 +124,22 @@ def unstacked(x: tf.Tensor) -> tf.TensorArray:
 
 
 for kind in ("TensorListReserve", "TensorListSetItem", "TensorListStack"):
-    CASES.add(kind, lambda x, y: stacked(x, y).stack(), N3, N3)
-    CASES.add(kind, lambda x, y: stacked(x, x + y).stack(), N3, (3,))
-    CASES.add(kind, lambda x: stacked(x, tf.sort(x, 0)).stack(), N3)  # whole, cut into rows
-    CASES.add(kind, lambda x: stacked(tf.sort(x, 0), x).stack(), N3, divided=False)
-    CASES.add(kind, lambda x, y: stacked(tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)).stack(), N3, N3)
-    CASES.add(kind, lambda x, y: stacked(tf.reduce_sum(x, 0), y).stack(), N3, (3,))
-    CASES.add(kind, lambda x, y: stacked(y, y * 2).stack()[1] + x, N3, (3,), divided=None)
-    CASES.add(kind, lambda x: stacked(x, tf.transpose(x)).stack(), ("n", "n"), divided=False)
+    add(kind, lambda x, y: stacked(x, y).stack(), N3, N3)
+    add(kind, lambda x, y: stacked(x, x + y).stack(), N3, (3,))
+    add(kind, lambda x: stacked(x, tf.sort(x, 0)).stack(), N3)  # whole, cut into rows
+    add_once(kind, lambda x: stacked(tf.sort(x, 0), x).stack(), N3)
+    add(kind, lambda x, y: stacked(tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)).stack(), N3, N3)
+    add(kind, lambda x, y: stacked(tf.reduce_sum(x, 0), y).stack(), N3, (3,))
+    add(kind, lambda x, y: stacked(y, y * 2).stack()[1] + x, N3, (3,), divided=None)
+    add_once(kind, lambda x: stacked(x, tf.transpose(x)).stack(), ("n", "n"))
     if kind != "TensorListStack":
-        CASES.add(kind, lambda x: stacked(x, x).concat(), N3, divided=False)
+        add_once(kind, lambda x: stacked(x, x).concat(), N3)
 for kind in ("TensorListFromTensor", "TensorListGetItem"):
-    CASES.add(kind, lambda x: unstacked(x).read(1), T3N4)
-    CASES.add(kind, lambda x: unstacked(tf.reduce_sum(x, 0)).read(1), N34)
-    CASES.add(kind, lambda x: unstacked(tf.sort(x, 1)).read(1) + x[0], T3N4)
-    CASES.add(kind, lambda x, y: unstacked(y).read(1) + x, N3, (2, 3), divided=None)
-    CASES.add(kind, lambda x: unstacked(x).read(0), N34, divided=False)
+    add(kind, lambda x: unstacked(x).read(1), T3N4)
+    add(kind, lambda x: unstacked(tf.reduce_sum(x, 0)).read(1), N34)
+    add(kind, lambda x: unstacked(tf.sort(x, 1)).read(1) + x[0], T3N4)
+    add(kind, lambda x, y: unstacked(y).read(1) + x, N3, (2, 3), divided=None)
+    add_once(kind, lambda x: unstacked(x).read(0), N34)
 
 
 def times_length(x: tf.Tensor) -> tf.Tensor:
@@ -147,13 +148,13 @@ def times_length(x: tf.Tensor) -> tf.Tensor:
     return x * tf.cast(length, x.dtype)
 
 
-CASES.add("TensorListLength", times_length, T3N4)
-CASES.add("TensorListElementShape", gradient_of(lambda x: unstacked(x).read(1)), T3N4)
-CASES.add("TensorListLength", times_length, N3, divided=False)
-CASES.add(
+add("TensorListLength", times_length, T3N4)
+add("TensorListElementShape", gradient_of(lambda x: unstacked(x).read(1)), T3N4)
+add_once("TensorListLength", times_length, N3)
+add_once(
     "TensorListReserve",
     lambda x: tf.TensorArray(x.dtype, tf.shape(x)[0], element_shape=[3]).write(0, x[0]).stack(),
-    N3, divided=False,
+    N3,
 )  # fmt: skip
 
 
@@ -181,15 +182,15 @@ def last_two(*elements: tf.Tensor) -> list[tf.Tensor]:
 
 
 for kind in ("EmptyTensorList", "TensorListPushBack", "TensorListPopBack"):
-    CASES.add(kind, lambda x, y: last_two(x, y), N3, N3)
-    CASES.add(kind, lambda x: last_two(tf.sort(x, 0), x), N3, divided=False)
-    CASES.add(kind, lambda x: last_two(x, tf.sort(x, 0)), N3)
-    CASES.add(kind, lambda x, y: last_two(tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)), N3, N3)
-    CASES.add(kind, lambda x, y: last_two(tf.reduce_sum(x, 0), y), N3, (3,))
-    CASES.add(kind, lambda x, y: [z + x for z in last_two(y, y * 2)], N3, (3,), divided=None)
-    CASES.add(kind, lambda x: last_two(tf.shape(x), tf.shape(x)), N3, divided=None)
-    CASES.add(kind, lambda x: last_two(tf.shape(x), tf.shape(x)[::-1]), N3, divided=None)
-    CASES.add(kind, lambda x: last_two(tf.shape(x), tf.cast(x[0], tf.int32)), N3, divided=None)
+    add(kind, lambda x, y: last_two(x, y), N3, N3)
+    add_once(kind, lambda x: last_two(tf.sort(x, 0), x), N3)
+    add(kind, lambda x: last_two(x, tf.sort(x, 0)), N3)
+    add(kind, lambda x, y: last_two(tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)), N3, N3)
+    add(kind, lambda x, y: last_two(tf.reduce_sum(x, 0), y), N3, (3,))
+    add(kind, lambda x, y: [z + x for z in last_two(y, y * 2)], N3, (3,), divided=None)
+    add(kind, lambda x: last_two(tf.shape(x), tf.shape(x)), N3, divided=None)
+    add(kind, lambda x: last_two(tf.shape(x), tf.shape(x)[::-1]), N3, divided=None)
+    add(kind, lambda x: last_two(tf.shape(x), tf.cast(x[0], tf.int32)), N3, divided=None)
 
 
 @pytest.mark.parametrize(

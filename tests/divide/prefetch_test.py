@@ -38,22 +38,6 @@ def test_each_shard_ends_on_its_towers_device_and_no_copy_waits_for_another_devi
     assert not any(name.startswith("^") for node in nodes for name in node.input)
 
 
-def train(to_devices):
-    """(logs, variables); what the shards are cut from does not matter once they are placed."""
-    step = make_step(3)
-    logs = []
-    for x, y, placed in prefetched(step, batches(40, 40, 7, 3), to_devices=to_devices):
-        assert (placed is not None) is to_devices
-        logs.append(step.train_batch(x + 1.0 if to_devices else x, y, placed=placed))
-    values = [v.numpy() for v in [*step.model.variables, *step.optimizer.variables]]
-    return [float(v) for log in logs for v in log.values()], values
-
-
-def test_training_has_the_same_bits():
-    """With dropout, BatchNormalization, a partial batch and an empty shard."""
-    np.testing.assert_equal(train(True), train(False))
-
-
 @pytest.mark.parametrize("policy", [CPU, GPU])
 def test_shards_are_copied_ahead_where_the_policy_has_it_so_unless_asked_otherwise(policy):
     step = make_step(3, layers=plain, policy=policy)

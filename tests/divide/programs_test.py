@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import towers
 from tests.conformance.cases import BUILT_IN, ODD
-from tests.conformance.custom_step_cases import OWN
 from tests.conformance.steps import fit_alike
 from towers.divide.facts import SAME
 from towers.parallel.model_state import towers_of
@@ -215,21 +214,6 @@ def test_noise_and_statistics_of_the_batch_do_not_depend_on_the_number_of_towers
 
 
 @fast
-def test_eight_towers_give_the_same_bits_on_any_number_of_devices():
-    def build():
-        noisy = [L.Dense(80), L.BatchNormalization(), L.Dropout(0.4)]
-        layers = [*noisy, L.Reshape((5, 16)), L.GRU(20), L.Dense(3, "softmax")]
-        model = keras.Sequential([keras.Input((6,)), *layers])
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        return model
-
-    first, *others = (trained(build, classes, 8, count)[0] for count in (1, 3, 8))
-    for found in others:
-        for ours, theirs in zip(found, first, strict=True):
-            np.testing.assert_array_equal(ours, theirs)
-
-
-@fast
 @pytest.mark.telling("masked_gru", "two_outputs_dict", "ragged", "sparse", "notes")
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_of_the_conformance_computes_what_one_device_would(name):
@@ -241,14 +225,6 @@ def test_a_model_of_the_conformance_computes_what_one_device_would(name):
         return model
 
     assert_alike(build, lambda n: case.batch(n, np.random.default_rng(n)))
-
-
-@fast
-@pytest.mark.telling(str(OWN[0]), str(OWN[-1]))
-@pytest.mark.parametrize("case", OWN, ids=str)
-def test_a_custom_step_computes_what_one_device_would(case):
-    data = case.data(22, np.random.default_rng(22))
-    fit_alike(case.make, *data, num_towers=3, batch_size=16, epochs=2)
 
 
 @fast

@@ -17,6 +17,7 @@ from towers.divide import shapes
 from towers.divide.rule import RULES
 
 CASES = Cases()
+add, add_once = CASES.add, CASES.add_once
 
 
 def _in_fours(x: tf.Tensor) -> tf.Tensor:
@@ -35,105 +36,103 @@ def _by_size(x: tf.Tensor, many: int, few: int) -> tf.Tensor:
     return count * tf.where(count > 5, many, few)
 
 
-CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 12]), N34)
-CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 4]), N34)
-CASES.add("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 4]), [-1, 3, 4]), N34)
-CASES.add("Reshape", lambda x: tf.reshape(x, [3, -1, 2, 2]), T3N4)
-CASES.add("Reshape", lambda x: tf.reshape(x, [1, -1, 12]), N34)
-CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 12]), (1, "n", 12))
-CASES.add("Reshape", lambda x: tf.reshape(x, [4, -1, 3]), N34, divided=False)
-CASES.add("Reshape", lambda x: tf.reshape(x, [-1, 4]), T3N4, divided=False)
-CASES.add("Reshape", lambda x: tf.reshape(x, [-1, tf.shape(x)[0]]), N3, divided=False)
-CASES.add("ExpandDims", lambda x: tf.expand_dims(x, 0), N3)
-CASES.add("ExpandDims", lambda x: tf.expand_dims(x, -1), N3)
-CASES.add("ExpandDims", lambda x: tf.expand_dims(tf.reduce_sum(x, 0), 0), N3)
-CASES.add("Squeeze", lambda x: tf.squeeze(x, 1), ("n", 1, 3))
-CASES.add("Squeeze", lambda x: tf.squeeze(x, 0), (1, "n", 3))
-CASES.add("Squeeze", lambda x: tf.squeeze(tf.reduce_sum(x, 0, keepdims=True), 0), N3)
-CASES.add("Transpose", lambda x: tf.transpose(x, [1, 2, 0]), N34)
-CASES.add("Transpose", lambda x: tf.transpose(tf.reduce_sum(x, 0)), N34)
-CASES.add("ConcatV2", lambda x, y: tf.concat([x, y], 1), N3, N3)
-CASES.add("ConcatV2", lambda x, y: tf.concat([x, y], 0), N3, N3, divided=False)
-CASES.add("ConcatV2", lambda x, y: tf.concat([x, y], 0), N3, (2, 3), divided=False)
-CASES.add("ConcatV2", lambda x, y: tf.concat([tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)], 0), N3, N3)
-CASES.add("Pack", lambda x, y: tf.stack([x, y], 0), N3, N3)
-CASES.add("Pack", lambda x, y: tf.stack([x, y], 1), T3N4, T3N4)
-CASES.add("Pack", lambda x, y: tf.stack([x, y], -1), T3N4, T3N4)
-CASES.add("Pack", lambda x, y: tf.stack([tf.reduce_sum(x), tf.reduce_sum(y)]), N3, N3)
-CASES.add("Unpack", lambda x: tf.unstack(x, axis=1), N34)
-CASES.add("Unpack", lambda x: tf.unstack(x, axis=0), T3N4)
-CASES.add("Unpack", lambda x: tf.unstack(tf.reduce_sum(x, 0)), N34)
-CASES.add("Split", lambda x: tf.split(x, 2, 2), N34)
-CASES.add("Split", lambda x: tf.split(tf.reduce_sum(x, 0), 2, 1), N34)
-CASES.add("SplitV", lambda x: tf.split(x, [1, 3], 2), N34)
-CASES.add("ReverseV2", lambda x: tf.reverse(x, [1]), N34)
-CASES.add("ReverseV2", lambda x: tf.reverse(x, [0]), N34, divided=False)
-CASES.add("Roll", lambda x: tf.roll(x, 1, 1), N34)
-CASES.add("Roll", lambda x: tf.roll(x, 1, 0), N34, divided=False)
-CASES.add("Slice", lambda x: tf.slice(x, [0, 1, 0], [-1, 2, 3]), N34)
-CASES.add("Slice", lambda x: tf.slice(x, [1, 0, 0], [-1, 2, 3]), N34, divided=False)
-CASES.add("Slice", lambda x: tf.slice(x, [0, 0], [tf.shape(x)[0], 2]), N3)
-CASES.add("Pad", lambda x: tf.pad(x, [[0, 0], [1, 2]]), N3)
-CASES.add("Pad", lambda x: tf.pad(x, [[1, 0], [1, 2]]), N3, divided=False)
-CASES.add("PadV2", lambda x: tf.pad(x, [[0, 0], [1, 2]], constant_values=7), N3)
-CASES.add("MirrorPad", lambda x: tf.pad(x, [[0, 0], [1, 1]], "REFLECT"), N3)
-CASES.add(
+add("Reshape", lambda x: tf.reshape(x, [-1, 12]), N34)
+add("Reshape", lambda x: tf.reshape(x, [-1, 4]), N34)
+add("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 4]), [-1, 3, 4]), N34)
+add("Reshape", lambda x: tf.reshape(x, [3, -1, 2, 2]), T3N4)
+add("Reshape", lambda x: tf.reshape(x, [1, -1, 12]), N34)
+add("Reshape", lambda x: tf.reshape(x, [-1, 12]), (1, "n", 12))
+add_once("Reshape", lambda x: tf.reshape(x, [4, -1, 3]), N34)
+add_once("Reshape", lambda x: tf.reshape(x, [-1, 4]), T3N4)
+add_once("Reshape", lambda x: tf.reshape(x, [-1, tf.shape(x)[0]]), N3)
+add("ExpandDims", lambda x: tf.expand_dims(x, 0), N3)
+add("ExpandDims", lambda x: tf.expand_dims(x, -1), N3)
+add("ExpandDims", lambda x: tf.expand_dims(tf.reduce_sum(x, 0), 0), N3)
+add("Squeeze", lambda x: tf.squeeze(x, 1), ("n", 1, 3))
+add("Squeeze", lambda x: tf.squeeze(x, 0), (1, "n", 3))
+add("Squeeze", lambda x: tf.squeeze(tf.reduce_sum(x, 0, keepdims=True), 0), N3)
+add("Transpose", lambda x: tf.transpose(x, [1, 2, 0]), N34)
+add("Transpose", lambda x: tf.transpose(tf.reduce_sum(x, 0)), N34)
+add("ConcatV2", lambda x, y: tf.concat([x, y], 1), N3, N3)
+add_once("ConcatV2", lambda x, y: tf.concat([x, y], 0), N3, N3)
+add_once("ConcatV2", lambda x, y: tf.concat([x, y], 0), N3, (2, 3))
+add("ConcatV2", lambda x, y: tf.concat([tf.reduce_sum(x, 0), tf.reduce_sum(y, 0)], 0), N3, N3)
+add("Pack", lambda x, y: tf.stack([x, y], 0), N3, N3)
+add("Pack", lambda x, y: tf.stack([x, y], 1), T3N4, T3N4)
+add("Pack", lambda x, y: tf.stack([x, y], -1), T3N4, T3N4)
+add("Pack", lambda x, y: tf.stack([tf.reduce_sum(x), tf.reduce_sum(y)]), N3, N3)
+add("Unpack", lambda x: tf.unstack(x, axis=1), N34)
+add("Unpack", lambda x: tf.unstack(x, axis=0), T3N4)
+add("Unpack", lambda x: tf.unstack(tf.reduce_sum(x, 0)), N34)
+add("Split", lambda x: tf.split(x, 2, 2), N34)
+add("Split", lambda x: tf.split(tf.reduce_sum(x, 0), 2, 1), N34)
+add("SplitV", lambda x: tf.split(x, [1, 3], 2), N34)
+add("ReverseV2", lambda x: tf.reverse(x, [1]), N34)
+add_once("ReverseV2", lambda x: tf.reverse(x, [0]), N34)
+add("Roll", lambda x: tf.roll(x, 1, 1), N34)
+add_once("Roll", lambda x: tf.roll(x, 1, 0), N34)
+add("Slice", lambda x: tf.slice(x, [0, 1, 0], [-1, 2, 3]), N34)
+add_once("Slice", lambda x: tf.slice(x, [1, 0, 0], [-1, 2, 3]), N34)
+add("Slice", lambda x: tf.slice(x, [0, 0], [tf.shape(x)[0], 2]), N3)
+add("Pad", lambda x: tf.pad(x, [[0, 0], [1, 2]]), N3)
+add_once("Pad", lambda x: tf.pad(x, [[1, 0], [1, 2]]), N3)
+add("PadV2", lambda x: tf.pad(x, [[0, 0], [1, 2]], constant_values=7), N3)
+add("MirrorPad", lambda x: tf.pad(x, [[0, 0], [1, 1]], "REFLECT"), N3)
+add(
     "MirrorPadGrad",
     lambda x: R.MirrorPadGrad(input=x, paddings=[[0, 0], [1, 1]], mode="REFLECT"),
     ("n", 5),
 )
-CASES.add("StridedSlice", lambda x: x[:, 1:], N34)
-CASES.add("StridedSlice", lambda x: x[:, 0], N34)
-CASES.add("StridedSlice", lambda x: x[0], T3N4)
-CASES.add("StridedSlice", lambda x: x[..., None, 1], N34)
-CASES.add("StridedSlice", lambda x: x[None, :, ::2], N34)
-CASES.add("StridedSlice", lambda x: x[0 : tf.shape(x)[0], :2], N34)
-CASES.add("StridedSlice", lambda x: x[1:], N34, divided=False)
-CASES.add("StridedSlice", lambda x: x[::2], N34, divided=False)
-CASES.add("StridedSlice", lambda x: x[::-1], N34, divided=False)
-CASES.add("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2], N34, divided=False)
-CASES.add("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2 * 2], N34, divided=False)
-CASES.add("StridedSlice", lambda x: x[: _by_size(x, 1, 0)], N34, divided=False)
-CASES.add("StridedSlice", lambda x: x[: _at_most_five(x)], N34, divided=False)
-CASES.add("StridedSlice", lambda x: x[0], N34, divided=False)
-CASES.add("StridedSlice", lambda x: tf.reduce_sum(x, 0)[1:], N34)
+add("StridedSlice", lambda x: x[:, 1:], N34)
+add("StridedSlice", lambda x: x[:, 0], N34)
+add("StridedSlice", lambda x: x[0], T3N4)
+add("StridedSlice", lambda x: x[..., None, 1], N34)
+add("StridedSlice", lambda x: x[None, :, ::2], N34)
+add("StridedSlice", lambda x: x[0 : tf.shape(x)[0], :2], N34)
+add_once("StridedSlice", lambda x: x[1:], N34)
+add_once("StridedSlice", lambda x: x[::2], N34)
+add_once("StridedSlice", lambda x: x[::-1], N34)
+add_once("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2], N34)
+add_once("StridedSlice", lambda x: x[: tf.shape(x)[0] // 2 * 2], N34)
+add_once("StridedSlice", lambda x: x[: _by_size(x, 1, 0)], N34)
+add_once("StridedSlice", lambda x: x[: _at_most_five(x)], N34)
+add_once("StridedSlice", lambda x: x[0], N34)
+add("StridedSlice", lambda x: tf.reduce_sum(x, 0)[1:], N34)
 
-CASES.add("Slice", gradient_of(lambda x: tf.concat([x, x * x], 2)), N34)
-CASES.add("StridedSliceGrad", gradient_of(lambda x: x[:, 1:]), N34)
-CASES.add("StridedSliceGrad", gradient_of(lambda x: x[0]), T3N4)
-CASES.add("StridedSliceGrad", gradient_of(lambda x: x[1:]), N34, divided=False)
-CASES.add("StridedSliceGrad", gradient_of(lambda x: x[0]), N34, divided=False)
-CASES.add("BroadcastTo", lambda x: tf.broadcast_to(x, tf.shape(tf.stack([x, x]))), N3)
-CASES.add("BroadcastTo", lambda x, y: tf.broadcast_to(y, tf.shape(x)), N3, (3,))
-CASES.add("BroadcastTo", lambda x: tf.broadcast_to(tf.reduce_sum(x, 0), tf.shape(x)), N3)
-CASES.add("BroadcastTo", lambda x: tf.broadcast_to(tf.reduce_sum(x, 0), [2, 3]), N3)
-CASES.add("BroadcastTo", lambda x: tf.broadcast_to(x[:1], tf.shape(x)), N3, divided=None)
-CASES.add("Tile", lambda x: tf.tile(x, [1, 2]), N3)
-CASES.add("Tile", lambda x: tf.tile(x, [2, 1]), N3, divided=False)
-CASES.add("Tile", lambda x, y: tf.tile(y[None], [tf.shape(x)[0], 1]), N3, (3,))
-CASES.add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [2]), N3)
-CASES.add("Fill", lambda x, y: tf.fill(tf.shape(x), y), N3, ())
-CASES.add("Fill", lambda x, y: tf.fill([tf.shape(x)[0], tf.shape(x)[0]], y), N3, (), divided=False)
-CASES.add("Fill", lambda x, y: tf.fill([tf.maximum(tf.shape(x)[0], 3)], y), N3, (), divided=False)
-CASES.add("Fill", lambda x, y: tf.fill([_in_fours(x)], y), N3, (), divided=False)
-CASES.add("Fill", lambda x, y: tf.fill([_by_size(x, 1, 2)], y), N3, (), divided=False)
-CASES.add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4), N3, fill="labels")
-CASES.add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4, axis=0), N3, fill="labels")
-CASES.add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32)), N3, (5, 2), fill="labels")
-CASES.add(
-    "GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32), axis=1), N3, (2, 5), fill="labels"
-)
-CASES.add("GatherV2", lambda x: tf.gather(x, [2, 0], axis=1), N34)
-CASES.add("GatherV2", lambda x: tf.gather(x, [[2, 0]], axis=0), T3N4)
-CASES.add("GatherV2", lambda x: tf.gather(x, [0], axis=0), N34, divided=False)
-CASES.add(
+add("Slice", gradient_of(lambda x: tf.concat([x, x * x], 2)), N34)
+add("StridedSliceGrad", gradient_of(lambda x: x[:, 1:]), N34)
+add("StridedSliceGrad", gradient_of(lambda x: x[0]), T3N4)
+add_once("StridedSliceGrad", gradient_of(lambda x: x[1:]), N34)
+add_once("StridedSliceGrad", gradient_of(lambda x: x[0]), N34)
+add("BroadcastTo", lambda x: tf.broadcast_to(x, tf.shape(tf.stack([x, x]))), N3)
+add("BroadcastTo", lambda x, y: tf.broadcast_to(y, tf.shape(x)), N3, (3,))
+add("BroadcastTo", lambda x: tf.broadcast_to(tf.reduce_sum(x, 0), tf.shape(x)), N3)
+add("BroadcastTo", lambda x: tf.broadcast_to(tf.reduce_sum(x, 0), [2, 3]), N3)
+add("BroadcastTo", lambda x: tf.broadcast_to(x[:1], tf.shape(x)), N3, divided=None)
+add("Tile", lambda x: tf.tile(x, [1, 2]), N3)
+add_once("Tile", lambda x: tf.tile(x, [2, 1]), N3)
+add("Tile", lambda x, y: tf.tile(y[None], [tf.shape(x)[0], 1]), N3, (3,))
+add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [2]), N3)
+add("Fill", lambda x, y: tf.fill(tf.shape(x), y), N3, ())
+add_once("Fill", lambda x, y: tf.fill([tf.shape(x)[0], tf.shape(x)[0]], y), N3, ())
+add_once("Fill", lambda x, y: tf.fill([tf.maximum(tf.shape(x)[0], 3)], y), N3, ())
+add_once("Fill", lambda x, y: tf.fill([_in_fours(x)], y), N3, ())
+add_once("Fill", lambda x, y: tf.fill([_by_size(x, 1, 2)], y), N3, ())
+add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4), N3, fill="labels")
+add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4, axis=0), N3, fill="labels")
+add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32)), N3, (5, 2), fill="labels")
+add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32), axis=1), N3, (2, 5), fill="labels")
+add("GatherV2", lambda x: tf.gather(x, [2, 0], axis=1), N34)
+add("GatherV2", lambda x: tf.gather(x, [[2, 0]], axis=0), T3N4)
+add_once("GatherV2", lambda x: tf.gather(x, [0], axis=0), N34)
+add(
     "GatherV2",
     lambda x, i: tf.gather(x, tf.cast(i, tf.int32), axis=1, batch_dims=1),
     ("n", 5, 2),
     N3,
     fill="labels",
 )
-CASES.add(
+add(
     "GatherV2",
     lambda x, i: tf.gather(x, tf.cast(i, tf.int32) % tf.shape(x)[0]),
     N3,
@@ -141,8 +140,8 @@ CASES.add(
     divided=None,
     fill="labels",
 )
-CASES.add("GatherV2", lambda x: tf.gather(tf.reduce_sum(x, 0), [1]), N3)
-CASES.add(
+add("GatherV2", lambda x: tf.gather(tf.reduce_sum(x, 0), [1]), N3)
+add(
     "GatherNd",
     lambda i, w: tf.gather_nd(w, tf.cast(i, tf.int32)),
     ("n", 3, 1),
@@ -161,121 +160,110 @@ def _zero(y: tf.Tensor) -> tf.Tensor:
     return tf.cast(y * 0, tf.int32)
 
 
-CASES.add(
+add_once(
     "Reshape",
     lambda x: tf.reshape(tf.reduce_sum(tf.cast(x, tf.int32), 0), [3, 1]),
     N3,
-    divided=False,
     extremes=(),
 )
-CASES.add("Squeeze", lambda x: tf.reshape(tf.squeeze(x), [-1, 3]), ("n", 1, 3), divided=False)
-CASES.add("Pack", lambda x, y: tf.stack([tf.reduce_sum(x, 0), y]), N3, (3,), divided=False)
-CASES.add(
+add_once("Squeeze", lambda x: tf.reshape(tf.squeeze(x), [-1, 3]), ("n", 1, 3))
+add_once("Pack", lambda x, y: tf.stack([tf.reduce_sum(x, 0), y]), N3, (3,))
+add(
     "ConcatV2",
     lambda x: tf.concat([x @ tf.transpose(x), tf.transpose(tf.sin(x @ tf.transpose(x)))], 1),
     N3,
 )
-CASES.add("Split", lambda x: tf.split(_repeated(x), 2), N3, divided=False)
-CASES.add("SplitV", lambda x: tf.split(_repeated(x), [tf.shape(x)[0]] * 2), N3, divided=False)
-CASES.add("SplitV", lambda x: tf.split(tf.reduce_sum(x, 0), [1, 2]), N3)
-CASES.add("ReverseV2", lambda x, y: tf.reverse(x, [_zero(y)]), N3, (), divided=False, extremes=())
-CASES.add("Slice", lambda x: tf.slice(_repeated(x), [0, 0], tf.shape(x)), N3, divided=False)
-CASES.add("MirrorPad", lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), N3, divided=False)
-CASES.add("StridedSlice", lambda x: _repeated(x)[: tf.shape(x)[0]], N3, divided=False)
-CASES.add("StridedSlice", lambda x: _repeated(x)[::2], N3, divided=False)
-CASES.add("StridedSlice", lambda x: x[0, ..., 1], T3N4)
-CASES.add("StridedSlice", lambda x: x[None, ..., 1:], T3N4)
-CASES.add("StridedSlice", lambda x: x[:, None, 0], T3N4, divided=False)
-CASES.add("StridedSlice", lambda x, y: x[:, _zero(y) :], N3, (), divided=False, extremes=())
+add_once("Split", lambda x: tf.split(_repeated(x), 2), N3)
+add_once("SplitV", lambda x: tf.split(_repeated(x), [tf.shape(x)[0]] * 2), N3)
+add("SplitV", lambda x: tf.split(tf.reduce_sum(x, 0), [1, 2]), N3)
+add_once("ReverseV2", lambda x, y: tf.reverse(x, [_zero(y)]), N3, (), extremes=())
+add_once("Slice", lambda x: tf.slice(_repeated(x), [0, 0], tf.shape(x)), N3)
+add_once("MirrorPad", lambda x: tf.pad(x, [[1, 1], [0, 0]], "SYMMETRIC"), N3)
+add_once("StridedSlice", lambda x: _repeated(x)[: tf.shape(x)[0]], N3)
+add_once("StridedSlice", lambda x: _repeated(x)[::2], N3)
+add("StridedSlice", lambda x: x[0, ..., 1], T3N4)
+add("StridedSlice", lambda x: x[None, ..., 1:], T3N4)
+add_once("StridedSlice", lambda x: x[:, None, 0], T3N4)
+add_once("StridedSlice", lambda x, y: x[:, _zero(y) :], N3, (), extremes=())
 for cut in (
     lambda x: x[:, None, 1:],
     lambda x: x[..., 1],
     lambda x: x[None, :, ::2],
     lambda x: x[:, 0],
 ):
-    CASES.add("StridedSliceGrad", gradient_of(cut), N34)
-CASES.add("StridedSliceGrad", gradient_of(lambda x: x[::-1]), N34, divided=False)
-CASES.add(
-    "StridedSliceGrad", gradient_of(lambda x: _repeated(x)[: tf.shape(x)[0]]), N3, divided=False
-)
-CASES.add(
+    add("StridedSliceGrad", gradient_of(cut), N34)
+add_once("StridedSliceGrad", gradient_of(lambda x: x[::-1]), N34)
+add_once("StridedSliceGrad", gradient_of(lambda x: _repeated(x)[: tf.shape(x)[0]]), N3)
+add_once(
     "StridedSliceGrad",
     lambda x, y: R.StridedSliceGrad(
         shape=tf.shape(x), begin=[0, 0], end=tf.shape(x), strides=[_zero(y) + 1, 1], dy=x
     ),
-    N3, (), divided=False, extremes=(),
+    N3, (), extremes=(),
 )  # fmt: skip
-CASES.add(
+add(
     "StridedSliceGrad",
     lambda x: R.StridedSliceGrad(
         shape=[4], begin=[1], end=[4], strides=[1], dy=tf.reduce_sum(x, 0)
     ),
     N3,
 )
-CASES.add("Tile", lambda x, y: tf.tile(y, [tf.shape(x)[0], 1]), N3, (2, 3))
-CASES.add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [tf.shape(x)[0]]), N3)
-CASES.add("Fill", lambda x: tf.fill(tf.shape(x), tf.reduce_sum(x)), N3)
-CASES.add(
+add("Tile", lambda x, y: tf.tile(y, [tf.shape(x)[0], 1]), N3, (2, 3))
+add("Tile", lambda x: tf.tile(tf.reduce_sum(x, 0), [tf.shape(x)[0]]), N3)
+add("Fill", lambda x: tf.fill(tf.shape(x), tf.reduce_sum(x)), N3)
+add(
     "Fill",
     lambda x, y: tf.fill(tf.shape(tf.reshape(x, [-1, 4])), y),
     ("n", "m", 4),
     (),
     divided=None,
 )
-CASES.add(
+add_once(
     "GatherV2",
     lambda x, i: tf.gather(x, tf.cast(i, tf.int32), axis=1),
     ("n", 5),
     ("n",),
     fill="labels",
-    divided=False,
 )
-CASES.add(
+add_once(
     "GatherV2",
     lambda i: tf.gather(tf.reduce_sum(i, 0), tf.cast(i, tf.int32)),
     N3,
     fill="labels",
-    divided=False,
 )
-CASES.add(
+add_once(
     "GatherV2",
     lambda x: tf.gather(x, [[0, 1], [2, 0], [1, 1]], axis=2, batch_dims=1),
     T3N4,
-    divided=False,
 )
-CASES.add(
+add_once(
     "GatherNd",
     lambda x, i: tf.gather_nd(x, tf.stack([tf.range(tf.shape(x)[0]), tf.cast(i, tf.int32)], 1)),
     N3,
     ("n",),
     fill="labels",
-    divided=False,
 )
-CASES.add("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3, divided=False)
-CASES.add("Pad", lambda x: tf.pad(x, [[0, tf.shape(x)[0]], [0, 0]]), N3, divided=False)
-CASES.add("StridedSlice", lambda x: x[..., 0 : tf.shape(x)[1], 1:], T3N4)
-CASES.add("StridedSlice", lambda x: x[None, 0 : tf.shape(x)[0], :2], N34)
-CASES.add("StridedSlice", lambda x: x[..., None, 0 : tf.shape(x)[1], 1:], T3N4)
-CASES.add("StridedSlice", lambda x: x[-tf.shape(x)[0] :, None, ..., 1], N34)
-CASES.add("StridedSliceGrad", gradient_of(lambda x: x[-tf.shape(x)[0] : tf.shape(x)[0], 1:]), N34)
-CASES.add(
-    "BroadcastTo", lambda x, y: x[:, :2] @ tf.broadcast_to(y, [2, 3]), N3, (3,), divided=False
-)
-CASES.add("BroadcastTo", lambda x, y: tf.broadcast_to(y, [tf.shape(x)[0], 2, 3]), N3, (3,))
-CASES.add("Sin", lambda x: tf.sin(tf.broadcast_to(tf.reduce_sum(x, 0), tf.shape(x))), N3)
-CASES.add(
-    "GatherV2", lambda i, w: tf.gather(w, _total(i)), N3, (5, 2), fill="labels", divided=False
-)
-CASES.add("GatherV2", lambda x: tf.gather(x, tf.argsort(x[:, 0])), N3, divided=False)
-CASES.add(
+add_once("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3)
+add_once("Pad", lambda x: tf.pad(x, [[0, tf.shape(x)[0]], [0, 0]]), N3)
+add("StridedSlice", lambda x: x[..., 0 : tf.shape(x)[1], 1:], T3N4)
+add("StridedSlice", lambda x: x[None, 0 : tf.shape(x)[0], :2], N34)
+add("StridedSlice", lambda x: x[..., None, 0 : tf.shape(x)[1], 1:], T3N4)
+add("StridedSlice", lambda x: x[-tf.shape(x)[0] :, None, ..., 1], N34)
+add("StridedSliceGrad", gradient_of(lambda x: x[-tf.shape(x)[0] : tf.shape(x)[0], 1:]), N34)
+add_once("BroadcastTo", lambda x, y: x[:, :2] @ tf.broadcast_to(y, [2, 3]), N3, (3,))
+add("BroadcastTo", lambda x, y: tf.broadcast_to(y, [tf.shape(x)[0], 2, 3]), N3, (3,))
+add("Sin", lambda x: tf.sin(tf.broadcast_to(tf.reduce_sum(x, 0), tf.shape(x))), N3)
+add_once("GatherV2", lambda i, w: tf.gather(w, _total(i)), N3, (5, 2), fill="labels")
+add_once("GatherV2", lambda x: tf.gather(x, tf.argsort(x[:, 0])), N3)
+add_once(
     "GatherNd",
     lambda i, w: tf.gather_nd(w, _total(i)),
-    N3, (5, 2, 3), fill="labels", divided=False,
+    N3, (5, 2, 3), fill="labels",
 )  # fmt: skip
-CASES.add(
+add_once(
     "GatherV2",
     lambda i: tf.gather(tf.transpose(tf.sort(i, 0)), _total(i)),
-    N3, fill="labels", divided=False,
+    N3, fill="labels",
 )  # fmt: skip
 
 

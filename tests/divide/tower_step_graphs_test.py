@@ -16,41 +16,7 @@ from towers.divide.tower_step import TowerStep
 from towers.divide.prefetch import place
 
 L = keras.layers
-TEXTS = ["a b", "b", "a", "a b a", "a", "b", "a", "a"]
 JOINED = "_MklNativeConv2DBackpropFilterWithBias"  # a bias' gradient with the filter's
-
-
-def make_step(model, loss, num_towers):
-    return towers.TowerStep(model, "sgd", loss, devices=["/cpu:0"], num_towers=num_towers)
-
-
-class HalfSquares(keras.Sequential):
-    """A loss of its own, which is a sum, by a function that is traced once."""
-
-    half_square = staticmethod(tf.function(lambda values: tf.nn.l2_loss(values)))
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        return self.half_square(y_pred - y)
-
-
-def test_a_sum_that_a_models_own_loss_is_counts_by_its_rows(float64):
-    """With ragged, and with empty shards."""
-    model = HalfSquares([keras.Input((4,)), L.Dense(2)])
-    model.compile("sgd")
-    step = towers.TowerStep(model, devices=["/cpu:0"], num_towers=2)
-    rng = np.random.default_rng(0)
-    for count in (3, 1):
-        x, y = rng.normal(size=(count, 4)), rng.normal(size=(count, 2))
-        with tf.GradientTape() as tape:
-            expected = tf.nn.l2_loss(model(x) - y)
-        loss, gradients = step.gradients(x, y)
-        step.reset_metrics()
-        for ours, theirs in [
-            (loss, expected),
-            (step.test_batch(x, y)["loss"], expected),
-            *zip(gradients, tape.gradient(expected, model.trainable_variables), strict=True),
-        ]:
-            np.testing.assert_allclose(ours, theirs, rtol=1e-12)
 
 
 # Graphs

@@ -7,10 +7,6 @@ import tensorflow as tf
 
 import towers
 from tests import resuming
-from towers.app.diagnosis import plan
-from towers.machine.devices import GPU
-from towers.step import noise_scale
-from towers.step.errors import NonFiniteError
 
 L, opt = keras.layers, keras.optimizers
 ROWS = (11, 2, 11)  # uneven shards; fewer rows than towers
@@ -160,20 +156,6 @@ def test_updates_evaluation_and_predictions_are_those_of_keras_on_one_device(nam
     assert len(step.traces) == 3  # one for each method, whatever the number of rows
 
 
-def test_a_compiled_model_brings_its_recipe_and_its_metrics():
-    model, theirs = dense(), dense()
-    for each in (model, theirs):
-        each.compile(opt.SGD(0.1), classes(), metrics=["accuracy"], weighted_metrics=["accuracy"])
-    step = towers.TowerStep(model, devices=DEVICES, num_towers=3)
-    logs, expected = step(*numbers(11)), theirs.train_on_batch(*numbers(11), return_dict=True)
-    assert step.optimizer is model.optimizer
-    assert_close([logs[key] for key in expected], list(expected.values()))
-    assert_close([m.result()["accuracy"] for m in model.metrics[1:]], [expected["accuracy"]])
-    other = towers.TowerStep(model, "adam", "mse", devices=DEVICES, num_towers=3)
-    assert set(other.test_batch(numbers(4)[0], np.zeros((4, 3)))) == {"loss"}
-    assert model.optimizer is step.optimizer  # the other step has a recipe of its own
-
-
 @pytest.mark.parametrize("build, data", [(dense, numbers), (masked, tokens)])
 def test_gradients_are_those_of_a_tape_and_no_loss_scale_is_applied(build, data):
     model, (x, y, weights) = build(), data(11)
@@ -198,102 +180,6 @@ def test_gradients_change_no_variable_no_seed_and_no_statistic():
     first, second = step.gradients(*numbers(11)), step.gradients(*numbers(11))
     np.testing.assert_equal(values(step), before)
     assert_close([first[0], *first[1]], [second[0], *second[1]])
-
-
-# nonfinite
-
-
-@keras.saving.register_keras_serializable("towers_tests")
-class Root(L.Layer):
-    """sqrt(x): NaN below zero; at zero finite, with an infinite gradient. Counts its calls."""
-
-    def build(self, shape):
-        self.offset = self.add_weight(shape=(), initializer="zeros", name="offset")
-        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False, name="calls")
-
-    def call(self, x):
-        self.calls.assign_add(1.0)
-        return keras.ops.sqrt(x + self.offset)
-
-
-def roots(*layers):
-    keras.utils.set_random_seed(3)
-    return keras.Sequential([keras.Input((3,)), Root(name="root"), *layers, L.Dense(3)], name="m")
-
-
-def positive(n=11):
-    rng = np.random.default_rng(n)
-    return rng.uniform(1, 2, (n, 3)), rng.integers(0, 3, n)
-
-
-def root_steps(*names, optimizer=opt.Adam):
-    def build():
-        return roots(L.BatchNormalization(), L.Dropout(0.2, seed=1))
-
-    return [
-        make_step(build(), optimizer(), nonfinite=name, metrics=["accuracy"]) for name in names
-    ]  # fmt: skip
-
-
-def test_an_update_that_is_left_out_changes_nothing():
-    stop, skip, apply = root_steps("stop", "skip", "apply")
-    for step in (stop, skip, apply):
-        step.train_batch(*positive())
-    x, y = positive()
-    x[10] = -1
-    before = values(stop)
-    with pytest.raises(NonFiniteError):
-        stop.train_batch(x, y)
-    logs = skip.train_batch(x, y)
-    assert np.isfinite(float(logs["loss"])) and int(skip.optimizer.iterations) == 1
-    for step in (stop, skip):
-        np.testing.assert_equal(values(step), before)
-    for step in (stop, skip, apply):
-        step.train_batch(*positive(2))
-    assert_same(stop, skip)
-    assert_close(values(stop), values(apply))  # XLA rounds the update in a condition differently
-    assert np.isnan(float(apply.train_batch(x, y)["loss"]))
-    assert np.isnan(apply.model.trainable_variables[0].numpy())  # as Keras does
-
-
-def assert_same(first, second):
-    for a, b in zip(state(first), state(second), strict=True):
-        assert a.numpy().tobytes() == b.numpy().tobytes(), a.path
-
-
-@pytest.mark.parametrize(
-    "value, message",
-    [
-        (-1.0, "the loss of tower 2 on /cpu:1 is NaN or infinite."),
-        (0.0, "the gradient of m/root/offset in tower 2 on /cpu:1 is NaN or infinite."),
-    ],
-)
-def test_stop_names_the_tower_and_the_variable(value, message):
-    step = make_step(roots(L.Dense(4, kernel_regularizer="l2")), num_towers=4, nonfinite="stop")
-    x, y = positive()
-    x[7, 1] = value  # tower 2 has rows 6 to 8
-    with pytest.raises(NonFiniteError) as caught:
-        step.train_batch(x, y)
-    assert str(caught.value) == message
-
-
-def test_a_loss_scale_checks_its_gradients_itself_but_not_the_loss():
-    def scaled():
-        return opt.LossScaleOptimizer(opt.SGD(0.1), initial_scale=1e30)
-
-    (step,) = root_steps("stop", optimizer=scaled)
-    before = [variable.numpy() for variable in step.trainable_variables]
-    x, y = positive()
-    x[4, 1] = 0
-    step.train_batch(x, y)
-    assert float(step.optimizer.dynamic_scale) == np.float32(1e30) / 2
-    assert int(step.optimizer.iterations) == 0
-    np.testing.assert_equal([v.numpy() for v in step.trainable_variables], before)
-    x[4, 1] = -1
-    before = values(step)
-    with pytest.raises(NonFiniteError, match="the loss of tower"):
-        step.train_batch(x, y)
-    np.testing.assert_equal(values(step), before)
 
 
 # The noise scale
@@ -331,20 +217,6 @@ def test_the_noise_scale_of_slices_is_that_of_their_dense_gradients(monkeypatch)
     table.set_weights(one_hot.get_weights())
     found = [make_step(m, noise_scale=True)(x, y)["noise_scale"] for m in (one_hot, table)]
     assert float(found[0]) == pytest.approx(float(found[1]), rel=1e-5)
-
-
-@pytest.mark.parametrize("build, data", [(masked, tokens), (dense, numbers)])
-def test_the_noise_scale_changes_no_bit_of_the_weights(build, data, monkeypatch):
-    """XLA compiles these updates, together with the gradient of a regularizer."""
-    monkeypatch.setattr(noise_scale, "EVERY", 2)
-    monkeypatch.setattr(noise_scale, "FIRST", 2)
-    steps = [make_step(build(), "adam", noise_scale=measures) for measures in (False, True)]
-    for step in steps:
-        for seed in range(5):
-            logs = step.train_batch(*data(11, seed))
-    assert float(logs["noise_scale"]) > 0
-    weights = [b"".join(v.numpy().tobytes() for v in step.model.weights) for step in steps]
-    assert weights[0] == weights[1]
 
 
 # The rest of the interface
@@ -396,13 +268,3 @@ def test_a_run_that_is_killed_and_resumed_ends_in_the_bits_of_one_that_is_not(tm
         outcomes.append(resuming.resumed(cwd) if fault else resuming.outcome(cwd / "run"))
     assert outcomes[0] == outcomes[1]
     assert float(outcomes[0]["rows"][-1]["noise_scale"]) > 0
-
-
-def test_a_plan_counts_what_a_step_moves():
-    """Tower 2, alone on its device, gets 2 of 8 examples. Metrics need no predictions there."""
-    specs = tf.TensorSpec([None, 6], tf.float64), tf.TensorSpec([None], tf.int32)
-    rows = plan.traffic(make_step(dense(), policy=GPU, metrics=["accuracy"]), 8, specs)
-    parameters = 8 * (6 * 7 + 7 + 7 * 3 + 3)
-    assert rows["/cpu:1"].inputs == 2 * (6 * 8 + 4)
-    assert parameters <= rows["/cpu:1"].parameters < parameters + 20  # and the tower's place
-    assert parameters < rows["/cpu:1"].results < parameters + 40  # and parts of loss and metrics

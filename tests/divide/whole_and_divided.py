@@ -52,6 +52,10 @@ class Cases(list[Case]):
         """options: `divided`, `fill` and `extremes` of the case."""
         self.append(Case(kind, make, shapes, **options))
 
+    def add_once(self, kind: str, make: Callable, *shapes: tuple, **options: Any) -> None:
+        """A case that must not run in towers."""
+        self.add(kind, make, *shapes, divided=False, **options)
+
     @property
     def groups(self) -> list[list[Case]]:
         """The cases that are traced together."""
