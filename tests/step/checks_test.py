@@ -9,7 +9,6 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.conformance.steps import fit_alike, model_with
 from tests.step.small_step import batch, make_step
 from towers.step import checks
 from towers.divide.prefetch import place
@@ -161,30 +160,10 @@ def test_a_batch_with_different_numbers_of_rows_changes_nothing_in_a_parallel_mo
     assert_refused(lambda: model.predict(endless(made(11, 11)), verbose=0), variables, "x[0] 11,")
 
 
-def test_values_that_are_broadcast_over_the_rows_are_no_batch_size(float64):
-    def step(model, data):
-        x, y = data
-        widths, one = tf.constant([1.0, 2.0, 3.0, 4.0], x.dtype), tf.ones([1, 4], x.dtype)
-        similar = tf.matmul(x, tf.ones([3, 4], x.dtype), transpose_b=True)
-        rows = x * widths + one - tf.reduce_sum(similar, axis=1, keepdims=True)
-        turned = tf.transpose(rows) * tf.ones([4, 1], x.dtype)
-        return {"loss": tf.reduce_mean(rows) + tf.reduce_mean(turned) + tf.reduce_mean(y)}
-
-    fit_alike(lambda: model_with(step))
-
-
-def typed(kind, dtype, **options):
-    """A compiled parallel model of this dtype."""
-    x = keras.Input((4,), dtype=dtype)
-    model = kind(x, L.Dense(3, "softmax", dtype=dtype)(x))
-    parallel = towers.make_parallel(model, 2)
-    parallel.compile(**{"optimizer": "sgd", "loss": "sparse_categorical_crossentropy", **options})
-    return parallel
-
-
 def test_a_metric_of_a_wrong_dtype_is_keras_error_that_names_the_types():
-    parallel = typed(
-        keras.Model, "float64", metrics=[keras.metrics.SparseTopKCategoricalAccuracy(2)]
-    )
+    layers = [keras.Input((4,), dtype="float64"), L.Dense(3, "softmax", dtype="float64")]
+    parallel = towers.make_parallel(keras.Sequential(layers), 2)
+    metric = keras.metrics.SparseTopKCategoricalAccuracy(2)
+    parallel.compile("sgd", "sparse_categorical_crossentropy", metrics=[metric])
     with pytest.raises(TypeError, match="type float64 that does not match expected type of float3"):
         parallel.fit(np.ones((8, 4)), np.ones(8, int), verbose=0)

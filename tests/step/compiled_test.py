@@ -10,7 +10,7 @@ import tensorflow as tf
 import towers
 from towers.machine.devices import GPU, tower_devices
 from towers.step import compiled, noise_scale
-from towers.step.noise_scale import NoiseMetric, squared_norm
+from towers.step.noise_scale import NoiseMetric
 
 L = keras.layers
 WIDTH, DISTANCE, SIGMA = 10, 0.5, 1.0  # of a regression
@@ -80,6 +80,7 @@ def test_a_compiled_model_needs_no_further_arguments():
     logs = step(x, y, tf.range(4.0))
     expected = theirs.train_on_batch(x, list(y), tf.range(4.0), return_dict=True)
     assert step.optimizer is model.optimizer
+    assert model.get_metrics_result()["a_mae"] == logs["a_mae"]  # the model's own, too
     np.testing.assert_allclose(*([values[k] for k in logs] for values in (logs, expected)), 1e-6)
     assert set(logs) == set(expected)
     for a, b in zip(model.get_weights(), theirs.get_weights(), strict=True):
@@ -183,19 +184,6 @@ def test_single_shards_and_gradients_that_are_not_finite_do_not_count():
     assert float(metric.result()) == np.inf
 
 
-def test_the_noise_scale_of_two_shards_is_what_a_hand_computes():
-    """g = 1, 3 of shards of 2 and 6 examples, weighed by 1/4 and 3/4: b = 2.5^2, a = 1/4 + 27/4."""
-    metric = NoiseMetric()
-    metric.update_state([1 / 16, 81 / 16], [2, 6], 6.25)
-    assert float(metric.result()) == pytest.approx((7 - 6.25) * 8 / (2 * 6.25 - 7))
-
-
-def test_the_norm_adds_slices_of_one_row_first():
-    slices = tf.IndexedSlices(tf.constant([[1.0], [2.0], [3.0]]), tf.constant([4, 0, 4]), [9, 1])
-    half = tf.constant([2.0], tf.float16)
-    assert float(squared_norm([slices, None, half])) == 4**2 + 2**2 + 2**2
-
-
 class TfNoise(L.Layer):
     def call(self, x):
         return x + tf.random.normal(tf.shape(x))
@@ -231,7 +219,7 @@ def test_the_noise_scale_changes_no_bit_of_the_weights(layer, options, monkeypat
                 L.Flatten(),
                 L.Dropout(0.2),
                 *([TfNoise()] if layer is TfNoise else []),
-                L.Dense(7, activation="relu"),
+                L.Dense(7, activation="relu", kernel_regularizer="l2"),
                 L.Dense(3),
             ]
         )

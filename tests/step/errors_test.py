@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.parallel.pairs import Own
 from tests.resuming import RESUME, train
 from towers.step.errors import NonFiniteError, are_finite, first_error, values_explained
 
@@ -23,28 +24,6 @@ def plain_model(kind=keras.Sequential):
     return kind([keras.Input((4,)), L.Dense(8), L.Dense(3, activation="softmax")])
 
 
-def test_a_step_raises_the_error_of_its_tower_and_changes_nothing():
-    step = towers.TowerStep(plain_model(), "sgd", LOSS, devices=["/cpu:0", "/cpu:1", "/cpu:2"])
-    before = [v.numpy() for v in step.model.weights]
-    for _ in range(3):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=OUT_OF_RANGE):
-            step(X, WRONG)
-    np.testing.assert_equal([v.numpy() for v in step.model.weights], before)
-
-
-class Own(keras.Sequential):
-    """A train_step that is written by hand."""
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(self.compute_loss(x, y, self(x, training=True)))
-        variables = self.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
-        return {"loss": loss}
-
-
-@pytest.mark.telling("Own")  # its evaluation is Keras'
 @pytest.mark.parametrize("kind", [keras.Sequential, Own])
 def test_fit_and_evaluate_raise_the_error_of_the_tower(kind):
     parallel = towers.make_parallel(plain_model(kind), 3)
@@ -216,14 +195,9 @@ def root_data():
 
 
 FLAGS = (
-    "--model=tests.step.errors_test:roots",
-    "--dataset=tests.step.errors_test:root_data",
-    "--num_gpus=2",
-    "--batch_size=16",
-    "--epochs=2",
-    "--device=cpu",
-    "--run_dir=run",
-)
+    "--model=tests.step.errors_test:roots --dataset=tests.step.errors_test:root_data "
+    "--num_gpus=2 --batch_size=16 --epochs=2 --device=cpu --run_dir=run"
+).split()
 
 
 def test_a_run_stops_before_the_update_and_resumes_without_it(tmp_path):

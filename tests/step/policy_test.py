@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import re
 import time
-import unittest.mock
 
 import keras
 import numpy as np
@@ -15,9 +14,7 @@ import tensorflow as tf
 import towers
 from tests.bits import bits
 from tests.step import small_step
-from tests.step.small_step import batch, partition_graphs
-from towers.divide.facts import OWN
-from towers.divide.rule import RULES
+from tests.step.small_step import batch, called_in_towers, partition_graphs
 from towers.machine.devices import CPU, GPU, REHEARSAL
 from towers.divide.prefetch import place
 
@@ -163,32 +160,21 @@ def test_grapplers_arithmetic_is_off_and_the_rest_of_it_as_the_policy_has_it(pol
     assert options["disable_meta_optimizer"] is not policy.optimize_graphs
 
 
-SPANS = {}  # of the pauses: {first number of the tower's rows: (begin, end)}
-
-
 class Pauses(L.Layer):
     def call(self, x):
         return tf.raw_ops.Snapshot(input=x)
 
 
-def paused_in_towers(look):
-    """Runs a Snapshot as a pause of each tower, because a call of Python runs once."""
+def pauses(devices, num_towers, policy=None):
+    """When each tower pauses, in a step after the first: (begin, end)."""
+    spans = {}  # by the first number of the tower's rows
 
     def pause(rows):
         begin = time.perf_counter()
         time.sleep(0.2)
-        SPANS[int(rows[0, 0])] = begin, time.perf_counter()
+        spans[int(rows[0, 0])] = begin, time.perf_counter()
         return rows
 
-    def emit(context, op, values):
-        (x,) = values
-        return [tf.ensure_shape(tf.numpy_function(pause, [x], x.dtype, stateful=False), x.shape)]
-
-    return look.each([OWN], look.fact(0), emit=emit)
-
-
-def pauses(devices, num_towers, policy=None):
-    """When each tower pauses, in a step after the first: (begin, end)."""
     with tf.device(HOME):
         model = keras.Sequential([keras.Input((1,)), Pauses(), L.Dense(1)])
     step = towers.TowerStep(
@@ -201,10 +187,10 @@ def pauses(devices, num_towers, policy=None):
         jit_compile=False,
     )
     x = np.arange(num_towers, dtype="float32")[:, None]
-    with unittest.mock.patch.dict(RULES, Snapshot=paused_in_towers):
+    with called_in_towers(pause):
         for _ in range(2):
             float(step(x, x)["loss"])
-    return [SPANS[tower] for tower in range(num_towers)]
+    return [spans[tower] for tower in range(num_towers)]
 
 
 @pytest.mark.telling("policy2-4")

@@ -1,5 +1,6 @@
 """A small classifier's step and batches, and the graphs that TensorFlow makes of a step."""
 
+import unittest.mock
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import towers
+from towers.divide.facts import OWN
+from towers.divide.rule import RULES
 
 L = keras.layers
 
@@ -42,6 +45,20 @@ def make_step(num_devices=2, layers=dense, optimizer="sgd", **options):
 def batch(count):
     generator = np.random.default_rng(0)
     return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
+
+
+def called_in_towers(function: Callable[[Any], Any]) -> Any:
+    """A context: each Snapshot is a call of a function by each tower; a layer's call runs once."""
+
+    def emit(context, op, values):
+        (x,) = values
+        called = tf.numpy_function(function, [x], x.dtype, stateful=False)
+        return [tf.ensure_shape(called, x.shape)]
+
+    def rule(look):
+        return look.each([OWN], look.fact(0), emit=emit)
+
+    return unittest.mock.patch.dict(RULES, Snapshot=rule)
 
 
 def partition_graphs(act: Callable[[], Any]) -> list:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import warnings
 import time
-import unittest.mock
 
 import keras
 import numpy as np
@@ -18,9 +17,8 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.step.small_step import called_in_towers
 from tests.step.stage_models import MODELS, bits
-from towers.divide.facts import OWN
-from towers.divide.rule import RULES
 from towers.machine.devices import CPU, GPU
 from towers.step.stages import Stages, balanced, one_forward_one_backward
 
@@ -121,11 +119,10 @@ def test_models_without_stages_are_errors(model, error):
         towers.TowerStep(model, "sgd", "mse", devices=devices(4), gpus_per_tower=2)
 
 
-def test_xla_does_not_compile_stages_nor_are_there_copies():
+def test_xla_does_not_compile_stages():
     model, options = chain(4, 4), {"devices": devices(2), "gpus_per_tower": 2}
-    for refused in ({"jit_compile": True}, {"strategy": "sharded"}):
-        with pytest.raises(ValueError, match="does not go with"):
-            towers.TowerStep(model, "sgd", "mse", **options, **refused)
+    with pytest.raises(ValueError, match="does not go with"):
+        towers.TowerStep(model, "sgd", "mse", **options, jit_compile=True)
     model.compile("sgd", "mse", jit_compile=True)
     assert not towers.TowerStep(model, "sgd", "mse", **options).uses_xla
 
@@ -196,17 +193,6 @@ class Sleeps(L.Layer):
         return slept(x)
 
 
-def asleep_in_towers(look):
-    """Runs a Snapshot as a sleep of each tower, because a call of Python runs once."""
-
-    def emit(context, op, values):
-        (x,) = values
-        slept = tf.numpy_function(Sleeps.sleep, [x], x.dtype, stateful=False)
-        return [tf.ensure_shape(slept, x.shape)]
-
-    return look.each([OWN], look.fact(0), emit=emit)
-
-
 def share_waited(num_stages, num_towers):
     """The share of a step, of one device group, that devices do not sleep; the best of three."""
     layers = [layer for _ in range(num_stages) for layer in (L.Dense(2), Sleeps())]
@@ -222,7 +208,7 @@ def share_waited(num_stages, num_towers):
         stages=[layer.name for layer in layers[2::2]],
     )
     x = np.ones([num_towers, 2])
-    with unittest.mock.patch.dict(RULES, Snapshot=asleep_in_towers):
+    with called_in_towers(Sleeps.sleep):
         step.train_batch(x, x)
     shares = []
     for _ in range(3):
