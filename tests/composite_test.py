@@ -65,7 +65,7 @@ class Gathered(keras.Model):
 
 
 @pytest.mark.telling("Model-ragged_output", "Gathered-sparse")
-@pytest.mark.filterwarnings("error:.*only its own rows")
+@pytest.mark.filterwarnings("error::towers.machine.user_lines.TowersWarning")
 @pytest.mark.parametrize("name", ["ragged", "ragged_output", "sparse"])
 @pytest.mark.parametrize("cls", [keras.Model, Custom, Gathered], ids=lambda cls: cls.__name__)
 def test_fit_evaluate_and_predict_are_keras(cls, name, float64):

@@ -79,12 +79,6 @@ def _weighted_rows(n: int, rng: np.random.Generator) -> tuple:
     return x, y, rng.uniform(0.1, 3.0, n)
 
 
-def _shared_layer() -> keras.Model:
-    a, b = keras.Input((6,), name="a"), keras.Input((6,), name="b")
-    shared = L.Dense(5, activation="tanh")
-    return keras.Model([a, b], L.Dense(3)(L.concatenate([shared(a), shared(b)])))
-
-
 def _balanced_rows(n: int, rng: np.random.Generator) -> tuple:
     """Weights that add up to 0 in pairs, but for the last rows'."""
     x, y, weights = _weighted_rows(n, rng)
@@ -315,11 +309,6 @@ def noisy(name: str) -> keras.Model:
 BUILT_IN = [_built_in(name) for name in BUILDERS]
 
 ODD = [
-    Case(
-        "shared_layer",
-        _shared_layer,
-        lambda n, rng: (list(rng.normal(size=(2, n, 6))), rng.normal(size=(n, 3)), None),
-    ),
     Case("fan_out", fan_out, rows),
     Case(
         "two_outputs",

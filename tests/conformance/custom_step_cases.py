@@ -145,25 +145,6 @@ class WrittenOut(Minimizes, keras.Sequential):
         return {"loss": loss, "rows": tf.reduce_mean(y)}  # Keras shows its own, of "loss" alone
 
 
-class Unreduced(WrittenOut):
-    """A loss for each row, weighted by the user, and logs that are plain means."""
-
-    def losses_of(self, data: Any) -> dict:
-        x, y = data
-        return {"loss": tf.reduce_mean((self(x) - y) ** 2, axis=1) * tf.exp(y[:, 0])}
-
-    def train_step(self, data: Any) -> dict:
-        return {"mean": tf.reduce_mean(super().train_step(data)["loss"])}
-
-
-class SumOfRows(WrittenOut):
-    """A plain sum over the batch as the loss: tf.reduce_sum is known for what it is."""
-
-    def losses_of(self, data: Any) -> dict:
-        x, y = data
-        return {"loss": tf.reduce_sum((self(x) - y) ** 2), "rows": tf.reduce_mean(y)}
-
-
 class Scaled(WrittenOut):
     """LossScaleOptimizer."""
 
@@ -243,11 +224,6 @@ class SimCLR(Tracks, Minimizes):
         return {"loss": loss, **self.tracked(tf.cast(found == labels, similar.dtype))}
 
 
-def _recurrent() -> keras.Model:
-    layers = [keras.Input((6,), dtype="int32"), L.Embedding(9, 4), L.LSTM(3), L.Dense(2)]
-    return _compiled(WrittenOut(layers), "adam", "mse")
-
-
 class Physics(Minimizes):
     """u'' = f by nested tapes, and u given at the rows of y."""
 
@@ -287,19 +263,6 @@ class MetaLearner(Minimizes):
         return self.kernel - 0.1 * inner.gradient(inner_loss, self.kernel), inner_loss
 
 
-class FastWeights(MetaLearner):
-    """The same with the inner gradient taken of tensors that are no variables."""
-
-    def learnt(self, x: Any, y: Any) -> tuple:
-        fast = tf.identity(self.kernel)
-        for _ in range(2):
-            with tf.GradientTape() as inner:
-                inner.watch(fast)
-                inner_loss = tf.reduce_mean((tf.matmul(x, fast) - y) ** 4)
-            fast = fast - 0.005 * inner.gradient(inner_loss, fast)  # 0.05 ends in NaN
-        return fast, inner_loss
-
-
 def _sequential(cls: type, optimizer: Any) -> Callable:
     return lambda: _compiled(cls(network(4, 2).layers), optimizer(), "mse")
 
@@ -317,18 +280,10 @@ OWN = [
         "distillation", _distiller, lambda n, rng: (rng.normal(size=(n, 4)), rng.integers(0, 3, n))
     ),
     OwnCase("calls_super", _calls_super, _ROWS),
-    OwnCase("unreduced", _sequential(Unreduced, lambda: keras.optimizers.SGD(0.01)), _ROWS),
     OwnCase("clips_and_averages", _plain(ClipsAndAverages, optimizer="adam"), _ROWS),
     OwnCase("sam", _sequential(SharpnessAware, lambda: "adam"), _ROWS),
     OwnCase("simclr", _plain(SimCLR, optimizer="adam"), _pairs(4, 4)),
-    OwnCase(
-        "embedding_lstm",
-        _recurrent,
-        lambda n, rng: (rng.integers(0, 9, (n, 6)).astype("int32"), rng.normal(size=(n, 2))),
-    ),
     OwnCase("pinn", _plain(Physics, optimizer="adam"), _pairs(1, 1)),
     OwnCase("maml", _plain(MetaLearner, optimizer="sgd"), _ROWS),
-    OwnCase("fast_weights", _plain(FastWeights, optimizer="sgd"), _ROWS),
     OwnCase("loss_scale", _sequential(Scaled, _loss_scale), _ROWS),
-    OwnCase("sum_of_rows", _sequential(SumOfRows, lambda: keras.optimizers.SGD(1e-3)), _ROWS),
 ]

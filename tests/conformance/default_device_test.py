@@ -106,15 +106,6 @@ FITS = {
             )
         },
     ),
-    "accumulated gradients": (
-        False,
-        {
-            "optimizer": lambda _: keras.optimizers.AdamW(
-                0.01, gradient_accumulation_steps=2, global_clipnorm=0.1
-            ),
-            "steps_per_execution": 3,
-        },
-    ),
     "an unbuilt model and a schedule on GPUs": (
         True,
         {
@@ -140,7 +131,6 @@ def fitted(
     make=model,
     optimizer=lambda _: Adam(0.01),
     callbacks=list,
-    steps_per_execution=1,
     **options,
 ):
     """(all variables, history) of two epochs, with metrics of several kinds."""
@@ -152,7 +142,6 @@ def fitted(
             optimizer(made),
             "categorical_crossentropy",
             metrics=[keras.metrics.F1Score("macro"), "accuracy"],
-            steps_per_execution=steps_per_execution,
         )
         history = parallel.fit(
             rows()[0],

@@ -6,7 +6,7 @@ import pytest
 
 from tests import processes
 from tests.processes import ROOT
-from tests.train_test import TRAIN, environment
+from tests.resuming import environment
 
 # Dropout, BatchNormalization, Adam, ragged last batches; the threads of an operation change its
 # bits: on 2 cores 4 towers get one thread each, and TensorFlow alone would take two.
@@ -61,7 +61,7 @@ np.savez(sys.argv[1], *[variable.numpy() for variable in model.weights])
 def _train_weights(tmp_path_factory):
     cwd = tmp_path_factory.mktemp("train")
     done = processes.run(
-        TRAIN,
+        ROOT / "train.py",
         "--model=tests.resuming:model",
         "--dataset=tests.resuming:data",
         "--device=cpu",

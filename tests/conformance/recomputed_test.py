@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
 from tests.parallel.pairs import assert_close
 from towers.machine import devices
 from towers.divide.tower_step import TowerStep
@@ -117,21 +116,6 @@ def test_recomputed_results_are_those_of_one_device(build, float64):
     for _ in range(3):
         model.train_on_batch(*batch())
     assert_close(trained(build, True), [v.numpy() for v in model.variables], 1e-10)
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize("jit_compile", [False, True])
-def test_make_parallel_trains_as_keras_does_without_it(jit_compile, float64):
-    alone, parallel = plain(False), towers.make_parallel(plain(True), 3)
-    parallel.set_weights(alone.get_weights())
-    for model in alone, parallel:
-        compiled = jit_compile and model is parallel
-        model.compile(keras.optimizers.SGD(0.1), "mse", jit_compile=compiled)
-    for size in 19, 8, 2:  # ragged and empty shards
-        assert parallel.train_on_batch(*batch(size)) == pytest.approx(
-            alone.train_on_batch(*batch(size)), rel=1e-12
-        )
-    assert_close(parallel.get_weights(), alone.get_weights(), 1e-10)
 
 
 @pytest.mark.matrix

@@ -75,14 +75,3 @@ def fit_alike(make, *data, num_towers=4, eagerly=True, **options):
             ours.numpy(), theirs.numpy(), rtol=1e-10, atol=1e-11, err_msg=ours.path
         )
     return trained
-
-
-def refused(step, *data, **options):
-    """The message of the ValueError that a step is refused with, on towers."""
-    try:
-        fit(towers.make_parallel(model_with(step, **options), 2), *data)
-    except ValueError as error:
-        lines = str(error).strip().splitlines()
-        assert len(lines) == 1 or lines[0] == "in user code:", "a message of more than one line"
-        return lines[-1].strip()
-    raise AssertionError("nothing was refused")

@@ -278,16 +278,13 @@ def alone(num_towers, kinds):
     [
         # Worker 1 has towers 1 and 2, from both halves of the tree of sums.
         (3, [2], ("small_sharded", "own_gan")),
-        pytest.param(5, [2], (*SMALL[:3], "own_gan"), marks=pytest.mark.matrix),
         pytest.param(6, [3], (*SMALL, "own_everything", "own_loss"), marks=pytest.mark.matrix),
         pytest.param(3, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
         pytest.param(8, [2, 3], OWN_ALL, marks=pytest.mark.matrix),
-        pytest.param(6, [3], FAR, marks=pytest.mark.matrix),
         pytest.param(6, [3], ("embedding", "sparse", "ragged"), marks=pytest.mark.matrix),
         pytest.param(4, [2], QUICK, marks=pytest.mark.matrix),
         pytest.param(4, [4], QUICK + REST, marks=pytest.mark.matrix),
         pytest.param(5, [2, 3, 4], SUMS, marks=pytest.mark.matrix),
-        pytest.param(8, [3], ("embedding", "two_outputs_dict"), marks=pytest.mark.matrix),
     ],
 )
 def test_any_number_of_workers_gives_the_bits_of_one_process(num_towers, worker_counts, kinds):
