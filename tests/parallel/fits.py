@@ -49,6 +49,58 @@ def variables(model):
     return list({id(variable): variable for variable in found}.values())
 
 
+class Batches(keras.utils.PyDataset):
+    """Examples in batches of 7, by index; `reads` notes which."""
+
+    def __init__(self, data=None, **options):
+        super().__init__(**options)
+        self.data, self.reads = data or rows(), []
+
+    def __len__(self):
+        return -(-len(self.data[0]) // 7)
+
+    def __getitem__(self, index):
+        self.reads.append(index)
+        return tuple(part[7 * index : 7 * index + 7] for part in self.data)
+
+
+class Recorder(keras.callbacks.Callback):
+    """What a loop tells callbacks, in order, with the names of the logs."""
+
+    def __init__(self):
+        super().__init__()
+        self.events = []
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.events.append(("epoch", epoch))
+
+    def on_train_batch_begin(self, batch, logs=None):
+        self.events.append(("begin", batch))
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.events.append(("end", batch, *sorted(logs)))
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.events.append(("test", batch, *sorted(logs)))
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.events.append(("logs", epoch, *sorted(logs)))
+
+
+class Remembers(keras.callbacks.Callback):
+    """Has a value as its state."""
+
+    def __init__(self, value=None):
+        super().__init__()
+        self.value = value
+
+    def get_state(self):
+        return self.value
+
+    def set_state(self, state):
+        self.value = state
+
+
 class Interrupt(keras.callbacks.Callback):
     """Raises, or calls a function, before the step after so many of this process."""
 

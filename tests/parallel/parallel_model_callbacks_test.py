@@ -6,7 +6,7 @@ import pytest
 
 import towers
 from tests import processes
-from tests.parallel.fits import Interrupt
+from tests.parallel.fits import Interrupt, Recorder
 from tests.parallel.pairs import (
     CLASSIFIER,
     Own,
@@ -27,23 +27,6 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(44, 5))
 Y = X[:, :3].argmax(axis=1)
 pytestmark = pytest.mark.usefixtures("float64")
-
-
-class Recorder(C.Callback):
-    """What Keras tells callbacks, in order."""
-
-    def __init__(self):
-        super().__init__()
-        self.events = []
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.events.append(("epoch", epoch, sorted(logs)))
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.events.append(("batch", batch, sorted(logs)))
-
-    def on_test_batch_end(self, batch, logs=None):
-        self.events.append(("test", batch, sorted(logs)))
 
 
 def pair_of(optimizer=lambda: "adam"):

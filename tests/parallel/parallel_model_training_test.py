@@ -10,6 +10,7 @@ import tensorflow as tf
 import towers
 from towers.divide.divided_step import DividedStep
 from tests.conformance.cases import ODD
+from tests.parallel.fits import Batches
 from tests.parallel.pairs import (
     CLASSIFIER,
     TOLERANCE,
@@ -59,21 +60,10 @@ def dataset(batch_size=7):
     return tf.data.Dataset.from_tensor_slices(rows()).batch(batch_size)
 
 
-class Batches(keras.utils.PyDataset):
-    """`rows` in batches of 7, by index."""
-
-    def __len__(self):
-        return 5
-
-    def __getitem__(self, index):
-        x, y = rows()
-        return x[7 * index : 7 * index + 7], y[7 * index : 7 * index + 7]
-
-
 def test_fit_takes_every_kind_of_data():
     for data, options in [
         (lambda: (dataset(),), {}),
-        (lambda: (Batches(),), {"shuffle": False}),
+        (lambda: (Batches(rows()),), {"shuffle": False}),
         (lambda: (batches(),), {"steps_per_epoch": 4}),
         (rows, {"batch_size": 7, "steps_per_epoch": 3}),
     ]:
@@ -147,41 +137,6 @@ def test_predict_needs_no_compile():
     np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    "name",
-    [
-        "shared_layer",
-        "two_outputs",
-        "two_outputs_dict",
-        "masked_gru",
-        "mean_with_sample_weight",
-        "adds_loss",
-        "activity",
-        "l2",
-        "sum",
-        "nested_outputs",
-    ],
-)
-def test_fit_of_odd_models(name):
-    """Several inputs and outputs, masks, sums, added losses, sample weights."""
-    case = CASES[name]
-    x, y, weight = case.batch(13, np.random.default_rng(0))
-    arguments = {"optimizer": lambda: keras.optimizers.SGD(0.05, momentum=0.9), **case.compile}
-    pair = build_pair(case.build, **arguments)
-    if isinstance(x, tuple):  # the data adapters take lists for arrays of several inputs
-        x, y, weight = list(x), list(y), list(weight)
-    data = (x, y) if weight is None else (x, y)
-    history = assert_same_fit(pair, lambda: data, sample_weight=weight, batch_size=5, epochs=2)
-    if name.startswith("two_outputs"):
-        assert list(history) == ["classes_loss", "loss", "numbers_loss"]
-    theirs, ours = (m.evaluate(*data, batch_size=5, verbose=0, return_dict=True) for m in pair)
-    assert_same_logs(ours, theirs)
-    theirs, ours = (tf.nest.flatten(m.predict(x, batch_size=5, verbose=0)) for m in pair)
-    for a, b in zip(ours, theirs, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-8)
-
-
 def test_a_loss_without_a_reduction_gives_the_gradient_of_the_sum_of_its_values():
     loss = keras.losses.SparseCategoricalCrossentropy(reduction=None)
     assert_same_fit(build_pair(classifier, optimizer=lambda: "sgd", loss=loss), rows, batch_size=7)
@@ -190,24 +145,22 @@ def test_a_loss_without_a_reduction_gives_the_gradient_of_the_sum_of_its_values(
 class OutputsWithoutRows(keras.Model):
     """6 numbers -> 3 classes, and outputs that are no value for each example."""
 
-    def __init__(self, only=("mean", "total", "count", "kernel", "number", "twice")):
+    def __init__(self):
         super().__init__()
-        self.hidden, self.only = keras.layers.Dense(5), only
+        self.hidden = keras.layers.Dense(5)
         self.last = keras.layers.Dense(3, activation="softmax")
 
     def call(self, x):
         hidden = self.hidden(x)
-        others = {
-            "mean": lambda: keras.ops.mean(hidden, axis=0),
-            "total": lambda: keras.ops.sum(hidden),
-            "count": lambda: keras.ops.shape(hidden)[0],
-            "kernel": lambda: self.hidden.kernel * 1.0,
-            "number": lambda: 3.0,
-            "twice": lambda: keras.ops.repeat(hidden, 2, axis=0),  # two rows for each example
-            "most": lambda: keras.ops.max(hidden),
-            "root": lambda: keras.ops.sqrt(keras.ops.mean(hidden**2)),
+        return {
+            "classes": self.last(hidden),
+            "mean": keras.ops.mean(hidden, axis=0),
+            "total": keras.ops.sum(hidden),
+            "count": keras.ops.shape(hidden)[0],
+            "kernel": self.hidden.kernel * 1.0,
+            "number": 3.0,
+            "twice": keras.ops.repeat(hidden, 2, axis=0),  # two rows for each example
         }
-        return {"classes": self.last(hidden), **{name: others[name]() for name in self.only}}
 
 
 def test_outputs_without_a_row_for_each_example_are_those_of_the_full_batch():
