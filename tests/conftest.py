@@ -167,6 +167,17 @@ def in_an_empty_directory(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def without_seed():
+    """As in a script that sets none."""
+    import keras
+    import tensorflow as tf
+
+    tf.random.set_seed(None)
+    yield
+    keras.utils.set_random_seed(0)
+
+
+@pytest.fixture
 def float64():
     """Models, losses and data in float64, where exactness is the point."""
     import keras

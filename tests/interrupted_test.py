@@ -4,7 +4,6 @@ A user runs the script again to resume it. Here it is a function, or a process t
 """
 
 import functools
-import hashlib
 import os
 import signal
 import sys
@@ -15,107 +14,17 @@ import pytest
 
 import towers
 from tests import processes
-from tests.bits import bits
-from tests.parallel.fits import STEPS, Fits, Interrupt, rows
-from tests.resume import loaders
+from tests.entry_points import ENTRY_POINTS, Script
+from tests.parallel.fits import STEPS
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
 
 pytestmark = pytest.mark.usefixtures("without_charts")
 C, L = keras.callbacks, keras.layers
-SCRIPT = {  # tests change these values, as a user edits a script
-    "optimizer": lambda: keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.05, STEPS)),
-    "units": 5,
-    "layers": lambda: [L.BatchNormalization(), L.Dropout(0.3)],
-    "x": 0.0,
-}
 
 
-def compiled():
-    """The script's model: with Dropout and BatchNormalization, unless a test takes them away."""
-    keras.utils.set_random_seed(3)
-    model = keras.Sequential(
-        [
-            keras.Input((6,)),
-            L.Dense(SCRIPT["units"]),
-            *SCRIPT["layers"](),
-            L.Dense(3, activation="softmax"),
-        ]
-    )
-    model.compile(SCRIPT["optimizer"](), "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def examples(count=25):
-    x, y = rows(count)
-    return x + SCRIPT["x"], y
-
-
-def digest(values):
-    return hashlib.sha256(b"".join(map(bits, values))).hexdigest()
-
-
-class Train:
-    """towers.train on 3 towers. Each call has another seed, like a script that sets none."""
-
-    seed = 0
-
-    def run(
-        self,
-        directory,
-        *,
-        after=None,
-        call=None,
-        every=1,
-        callbacks=lambda: [],
-        epochs=2,
-        num_gpus=2,
-    ):
-        """Starts or resumes a run in a directory; returns (history, digest).
-
-        after, call: see Interrupt. every: steps from one checkpoint to the next.
-        """
-        model = compiled()
-        Train.seed += 1
-        keras.utils.set_random_seed(Train.seed)
-        stop = [] if after is None else [Interrupt(after, call)]
-        config = towers.TrainConfig(
-            run_dir=str(directory),
-            resume="auto",
-            num_gpus=num_gpus,
-            num_towers=3,
-            batch_size=7,
-            epochs=epochs,
-            checkpoint_every=every,
-        )
-        history = towers.train(
-            config, [*callbacks(), *stop], model=model, train=examples(), test=rows(5)
-        )
-        final = keras.saving.load_model(directory / run_dir.FINAL)
-        return history, digest([*final.variables, *final.optimizer.variables])
-
-
-class Fit:
-    """A parallel model's fit. Calls with the same script share one model, with other values."""
-
-    models: dict = {}
-
-    def run(self, directory, *, num_gpus=2, callbacks=lambda: [], is_stateful=False, **options):
-        key = repr((SCRIPT, num_gpus))
-        if key not in self.models:
-            parallel = towers.make_parallel(compiled(), num_gpus, num_towers=3)
-            self.models[key] = parallel
-        data, steps = examples(), {}
-        if is_stateful:  # the loader gives batches
-            x, y = examples(28)
-            data = [lambda: loaders.Loader(x.reshape(4, 7, 6), y.reshape(4, 7))]
-            steps = {"batch_size": None, "steps_per_epoch": 4}
-        fits = Fits(self.models[key], *data, callbacks=callbacks, validation_data=rows(5), **steps)
-        history, _, values = fits.fit(directory, **options)
-        return history, hashlib.sha256(b"".join(values)).hexdigest()
-
-
-ENTRY_POINTS = {"train": Train(), "fit": Fit()}
+def averaged():
+    return keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.6)
 
 
 @pytest.fixture(params=ENTRY_POINTS)
@@ -155,13 +64,6 @@ def test_a_run_interrupted_several_times_resumes_to_the_same_bits(entry, uninter
     history, _ = outcome = interrupted(entry, tmp_path / "run", [2, 3, 2], every=3)
     assert outcome == uninterrupted(entry)
     assert len(history["val_loss"]) == 2
-
-
-@pytest.mark.telling("after0")
-@pytest.mark.parametrize("after", [[2, 3], [5]])
-def test_data_that_save_a_state_resume_from_it(after, tmp_path):
-    whole = ENTRY_POINTS["fit"].run(tmp_path / "whole", is_stateful=True)
-    assert interrupted(ENTRY_POINTS["fit"], tmp_path / "run", after, is_stateful=True) == whole
 
 
 def kill(*_):
@@ -283,12 +185,9 @@ class Count(C.Callback):
 
 @pytest.mark.telling("train-after0")
 @pytest.mark.parametrize("after", [[], [3]])
-def test_callbacks_resume_with_their_state(entry, after, tmp_path, monkeypatch):
+def test_callbacks_resume_with_their_state(entry, after, tmp_path):
     """They change the learning rate, average weights, stop early and restore the best weights."""
-    monkeypatch.setitem(
-        SCRIPT, "optimizer", lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.6)
-    )
-    monkeypatch.setitem(SCRIPT, "layers", list)
+    script = Script(averaged, plain=True)
 
     def run(name, after=()):
         def callbacks():
@@ -305,32 +204,29 @@ def test_callbacks_resume_with_their_state(entry, after, tmp_path, monkeypatch):
 
         if name == "cut":
             with pytest.raises(InterruptedError):
-                entry.run(
-                    tmp_path / name, callbacks=lambda: [*callbacks(), InValidation(1)], epochs=9
-                )
-        outcome = interrupted(entry, tmp_path / name, after, callbacks=callbacks, epochs=9)
+                cut = {"callbacks": lambda: [*callbacks(), InValidation(1)]}
+                entry.run(tmp_path / name, script, epochs=9, **cut)
+        options = {"script": script, "callbacks": callbacks, "epochs": 9}
+        outcome = interrupted(entry, tmp_path / name, after, **options)
         return outcome, (tmp_path / f"{name}.csv").read_text()
 
     whole = run("whole")
-    assert len(whole[0][0]["loss"]) == 3
+    assert len(whole[0][0]["loss"]) == len(whole[0][0]["seen"]) == 3
     assert run("cut", after) == whole
 
 
-@pytest.mark.matrix
+@pytest.mark.telling("fit-True")
 @pytest.mark.parametrize("swap_on_epoch", [None, False, True])
 def test_a_complete_run_returns_its_history_and_resumes_with_more_epochs(
-    entry, swap_on_epoch, tmp_path, monkeypatch
+    entry, swap_on_epoch, tmp_path
 ):
     """It resumes from the weights, because Keras discards the averages after the last epoch."""
-    monkeypatch.setitem(
-        SCRIPT, "optimizer", lambda: keras.optimizers.SGD(0.3, use_ema=True, ema_momentum=0.7)
-    )
 
     def run(name, **options):
         def callbacks():
             return [] if swap_on_epoch is None else [C.SwapEMAWeights(swap_on_epoch)]
 
-        return entry.run(tmp_path / name, callbacks=callbacks, **options)
+        return entry.run(tmp_path / name, Script(averaged), callbacks=callbacks, **options)
 
     longer = run("long", epochs=3)
     first = run("run")
@@ -425,28 +321,32 @@ def files(directory):
     return {p: p.read_bytes() for p in directory.rglob("*") if p.is_file() and p.name != "lock"}
 
 
-@pytest.mark.telling("train-units*", "train-x*", "train-optimizer*Sched")
-@pytest.mark.parametrize(
-    "name, value, words",
-    [
-        ("units", 7, r"holds another model: here \S*kernel is float32 \[6, 7\], in the .*\[6, 5\]"),
-        ("x", 1.0, "another fit: data|the train data are not those that .*step-0 was trained on"),
-        (
-            "optimizer",
-            lambda: keras.optimizers.Adam(0.1),
-            r"another \w+: optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched",
-        ),
-        ("optimizer", lambda: "sgd", r"another \w+: optimizer"),
-    ],
+def constant():
+    return keras.optimizers.Adam(0.1)
+
+
+OTHER_RATE = (
+    r"another \w+: optimizer.learning_rate \(CosineDecay then, 0.1 now\).*LearningRateSched"
 )
-def test_an_edited_script_is_an_error_that_names_the_difference(
-    entry, name, value, words, begun, monkeypatch
-):
+OTHER_MODEL = r"holds another model: here \S*kernel is float32 \[6, 7\], in the .*\[6, 5\]"
+
+
+@pytest.mark.telling("*-units*", "train-shift*", "fit-constant*")
+@pytest.mark.parametrize(
+    "script, words",
+    [
+        (Script(units=7), OTHER_MODEL),
+        (Script(shift=1.0), "another fit: data|the train data are not those that .*step-0 was"),
+        (Script(constant), OTHER_RATE),
+        (Script(keras.optimizers.SGD), r"another \w+: optimizer"),
+    ],
+    ids=["units", "shift", "constant", "SGD"],
+)
+def test_an_edited_script_is_an_error_that_names_the_difference(entry, script, words, begun):
     directory = begun(entry)
     before = files(directory)
-    monkeypatch.setitem(SCRIPT, name, value)
     with pytest.raises(ValueError, match=words) as caught:
-        entry.run(directory)
+        entry.run(directory, script)
     assert "\n" not in str(caught.value)
     assert files(directory) == before
 

@@ -5,24 +5,13 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from tests.parallel.fits import Remembers
 from towers.resume import checkpointer as module, directories
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
 from towers.workers.workers import Workers
 
 STATE = {"fit": {"batch_size": 4}, "options": {"rate": 0.1}}
-
-
-class Counts(keras.callbacks.Callback):
-    """Remembers a number."""
-
-    count = 0
-
-    def get_state(self):
-        return self.count
-
-    def set_state(self, state):
-        self.count = state
 
 
 @pytest.fixture(name="directory")
@@ -38,24 +27,24 @@ def checkpointer(directory, variables=(), *callbacks, workers=None, warn=pytest.
 
 
 def test_what_is_saved_comes_back(directory):
-    variable, counts = keras.Variable([1.0, 2.0]), Counts()
+    variable, counts = keras.Variable([1.0, 2.0]), Remembers(0)
     saver = checkpointer(directory, [variable], counts)
     assert saver.read() is None and saver.newest_step() is None
     saver.save_first(TrainState())
     assert saver.newest_step() == 0
-    counts.count = 7
+    counts.value = 7
     state = TrainState(step=5, epoch=1, epoch_step=2, logs={"loss": 0.1}, history={"loss": [2.0]})
     saver.save(state)
     assert saver.wait() and saver.newest_step() == 5
     variable.assign([0.0, 0.0])
-    saver = checkpointer(directory, [variable], counts := Counts())
+    saver = checkpointer(directory, [variable], counts := Remembers(0))
     path, (held, _), damaged = saver.read()
     assert (path.name, held["fit"], damaged) == ("epoch-1-step-5", STATE["fit"], [])
     assert TrainState.from_json(held["position"]) == state
     saver.restore(callbacks=False)
-    assert variable.numpy().tolist() == [1, 2] and counts.count == 0
+    assert variable.numpy().tolist() == [1, 2] and counts.value == 0
     saver.restore()
-    assert counts.count == 7
+    assert counts.value == 7
     saver.found = None
     variable.assign([3.0, 3.0])
     saver.restore()

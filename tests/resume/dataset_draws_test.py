@@ -81,13 +81,6 @@ def test_iterators_are_alike_if_they_are_said_to_be(name):
     assert first == second
 
 
-@pytest.fixture
-def without_seed():
-    tf.random.set_seed(None)
-    yield
-    keras.utils.set_random_seed(0)
-
-
 def test_a_shuffle_without_a_seed_is_an_error_that_names_its_argument(without_seed):
     for dataset in (whole(None), whole(None, reshuffle_each_iteration=False).batch(2).repeat()):
         with pytest.raises(ValueError, match=r"^validation_data: a `shuffle`.*seed=1") as caught:

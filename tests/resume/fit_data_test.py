@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.parallel.fits import Batches as InOrder
 from tests.parallel.fits import Fits, classifier, rows
+from tests.resume import loaders
 from towers.resume.replay import Replay
 from towers.resume.resumed_data import validation_data
 from towers.resume.resumed_fit import fit_arguments
@@ -18,23 +20,16 @@ def model():
     return classifier()
 
 
-class Batches(keras.utils.PyDataset):
-    """`rows` in batches, in another order after each epoch; index errors show wrong indices."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self._rows, self._order = rows(), np.arange(25)
-
-    def __len__(self):
-        return 4
+class Batches(InOrder):
+    """In another order after each epoch; index errors show wrong indices."""
 
     def __getitem__(self, index):
-        assert 0 <= index < 4
-        chosen = self._order[7 * index : 7 * index + 7]
-        return tuple(part[chosen] for part in self._rows)
+        assert 0 <= index < len(self)
+        return super().__getitem__(index)
 
     def on_epoch_end(self):
-        np.random.default_rng(self._order[0]).shuffle(self._order)
+        order = np.random.default_rng(self.data[1][0]).permutation(25)
+        self.data = tuple(part[order] for part in self.data)
 
 
 class NoisyBatches(Batches):
@@ -45,17 +40,27 @@ class NoisyBatches(Batches):
         return x + np.random.normal(size=x.shape), y
 
     def on_epoch_end(self):
-        np.random.shuffle(self._order)
+        order = np.random.permutation(25)
+        self.data = tuple(part[order] for part in self.data)
 
 
 class Source:
     """Batches by index, of no class that Keras knows."""
 
+    def __init__(self):
+        self._batches = InOrder()
+
     def __len__(self):
-        return 4
+        return len(self._batches)
 
     def __getitem__(self, index):
-        return tuple(part[7 * index : 7 * index + 7] for part in rows())
+        return self._batches[index]
+
+
+def loader():
+    """Its state is saved."""
+    x, y = rows(28)
+    return loaders.Loader(x.reshape(4, 7, 6), y.reshape(4, 7))
 
 
 def shuffled():
@@ -98,6 +103,7 @@ DATA = {
     "a source": (Source, {}),
     "a source, part by part": (Source, {"steps_per_epoch": 3}),
     "a source, more than all": (Source, {"steps_per_epoch": 5}),
+    "a loader with a state": (loader, {"steps_per_epoch": 4}),
     "a dataset": (shuffled, {}),
     "a dataset of unknown length": (unknown, {}),
     "a dataset that shuffles as it is read": (repeated, {}),
@@ -113,7 +119,9 @@ def num_warnings(recwarn):
     return sum("ran out of data" in str(recwarn.pop(UserWarning).message) for _ in recwarn.list[:])
 
 
-@pytest.mark.telling("batches of two threads", "batches that draw", "a dataset*all", "arrays*part*")
+@pytest.mark.telling(
+    "batches of two threads", "batches that draw", "a loader*", "a dataset*all", "arrays*part*"
+)
 @pytest.mark.parametrize("name", DATA)
 def test_a_fit_reads_its_data_as_without_resume_and_so_does_a_resumed_one(
     model, name, tmp_path, recwarn
@@ -134,7 +142,7 @@ def test_a_fit_reads_its_data_as_without_resume_and_so_does_a_resumed_one(
     whole = fits.fit(tmp_path / "whole")
     assert len(whole[0]["loss"]) == 3
     num_ends = num_warnings(recwarn)
-    if make is not Source:  # which Keras does not take
+    if make not in (Source, loader):  # which Keras does not take
         assert fits.plain() == whole
         assert num_warnings(recwarn) == num_ends
     assert fits.interrupted(tmp_path / "cut", [2, 4]) == whole

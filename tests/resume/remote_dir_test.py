@@ -24,15 +24,9 @@ from towers.resume import directories, remote_dir
 pytestmark = pytest.mark.usefixtures("without_charts")
 S3, MEMORY = "s3://bucket/run", "memory://run"
 FLAGS = (  # those of `config`
-    "--model=tests.app.run_test:small_model",
-    "--dataset=tests.app.run_test:small_data",
-    "--num_gpus=2",
-    "--batch_size=16",
-    "--epochs=2",
-    "--checkpoint_every=3",
-    f"--run_dir={S3}",
-    "--resume=auto",
-)
+    "--model=tests.app.run_test:small_model --dataset=tests.app.run_test:small_data --num_gpus=2 "
+    f"--batch_size=16 --epochs=2 --checkpoint_every=3 --run_dir={S3} --resume=auto"
+).split()
 
 
 class Server:

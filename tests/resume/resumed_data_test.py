@@ -1,7 +1,6 @@
 """The input of a fit that goes on, also one with a state of its own; the callback itself."""
 
 import os
-import random
 from pathlib import Path
 
 import keras
@@ -11,7 +10,7 @@ import tensorflow as tf
 
 import towers
 from tests.parallel import pairs
-from tests.parallel.fits import Fits, classifier, rows
+from tests.parallel.fits import Batches, Fits, classifier, rows
 from tests.resume import loaders
 from towers.resume.replay import Replay
 from towers.resume.resume import Resume, only_one
@@ -20,24 +19,6 @@ from towers.resume.resumed_fit import fit_arguments
 from towers.resume.stateful import Repeated, decoded, encoded
 
 X = np.arange(11, dtype="float64")
-
-
-class Batches(keras.utils.PyDataset):
-    """`rows` in batches of 7; reads notes which."""
-
-    def __init__(self):
-        super().__init__()
-        self.reads = []
-
-    def __len__(self):
-        return 4
-
-    def __getitem__(self, index):
-        self.reads.append(index)
-        return tuple(part[7 * index : 7 * index + 7] for part in rows())
-
-    def on_epoch_end(self):
-        random.random()
 
 
 def dataset():
@@ -67,13 +48,6 @@ def test_what_is_done_is_not_read(tmp_path):
     first, second = (each.reads for each in made)
     assert first[:2] == second[:2] == [0, 1]  # Keras looks at their shapes
     assert sorted(first[6:8] + second[2:]) == [0, 1, 2, 3]
-
-
-@pytest.fixture
-def without_seed():
-    tf.random.set_seed(None)
-    yield
-    keras.utils.set_random_seed(0)
 
 
 @pytest.mark.parametrize("shuffle", [True, "batch"])

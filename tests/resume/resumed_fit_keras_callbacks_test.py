@@ -138,20 +138,6 @@ def test_every_callback_resumes_as_if_the_fit_had_not_been_killed(model, name, k
         assert part == expected
 
 
-def test_a_complete_fit_returns_its_history_and_resumes_with_more_epochs(model, tmp_path):
-    """It resumes from the weights, because Keras discards the averages after the last epoch."""
-    fits = Fits(
-        model,
-        *rows(),
-        callbacks=lambda: [C.SwapEMAWeights(swap_on_epoch=True)],
-        class_weight=WEIGHTS,
-    )
-    longer = fits.fit(tmp_path / "long", epochs=3)
-    first = fits.fit(tmp_path / "run")
-    assert fits.fit(tmp_path / "run", after=0) == first  # no step is repeated
-    assert fits.fit(tmp_path / "run", epochs=3) == longer
-
-
 def test_every_callback_is_in_a_case(tmp_path):
     tried = {type(callback) for make in CASES.values() for callback in make(tmp_path)}
     shipped = {

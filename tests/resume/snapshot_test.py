@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tests.parallel.fits import Remembers
 from towers.resume import snapshot
 from towers.resume.train_state import TrainState, plain
 from towers.divide.tower_step import TowerStep
@@ -77,18 +78,6 @@ def saved(callbacks):
     """As a checkpoint brings it back: the state through JSON, the arrays by their names."""
     state = json.loads(json.dumps(snapshot.callbacks_state(callbacks, pytest.fail)))
     return state, snapshot.callbacks_arrays(callbacks), pytest.fail
-
-
-class Remembers(keras.callbacks.Callback):
-    def __init__(self, value=None):
-        super().__init__()
-        self.value = value
-
-    def get_state(self):
-        return self.value
-
-    def set_state(self, value):
-        self.value = value
 
 
 def test_callbacks_are_matched_by_their_order_and_new_ones_begin_anew():
