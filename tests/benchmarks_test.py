@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from benchmarks import all as everything
-from benchmarks import chart, clocks, contender, gpu, machine, process, readme, rounds, scaling
+from benchmarks import clocks, contender, gpu, machine, process, readme, rounds, scaling
 from benchmarks.clocks import Clock
 from benchmarks.gpu import FAILED, MEASURED, NOT_REACHED
 from benchmarks.gpu_plan import TRANSFERS, Case, make_plan
@@ -27,25 +27,6 @@ ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG\r\n\x1a\n"
 
 ON_GPUS = {"on_gpu", "copies", "stages_2", "stages_4"}  # contenders that need GPUs
-
-
-def run(script, *flags):
-    """Runs a benchmark and returns the rows of its CSV, which the last flag names."""
-    done = subprocess.run(
-        [sys.executable, f"benchmarks/{script}", *flags],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    with open(flags[-1].removeprefix("--out="), newline="") as file:
-        rows = list(csv.DictReader(file))
-    assert {row["command"] for row in rows} == {
-        f"python benchmarks/{script} {' '.join(flags[:-1])}"
-    }
-    assert all(float(row["value"]) > 0 and float(row["ratio"]) > 0 for row in rows)
-    return rows
 
 
 def tiny_dataset(num_batches, repeats=1):
@@ -147,23 +128,6 @@ def test_a_csv_with_other_columns_stays_unchanged(tmp_path):
     assert path.read_text() == "pair,ratio\n0,1.0\n"
 
 
-@pytest.mark.matrix
-def test_the_throughput_command_writes_rows_of_which_a_chart_is_drawn(tmp_path):
-    pytest.importorskip("matplotlib")
-    (row,) = run(
-        "throughput.py",
-        "--workloads=tiny",
-        "--peers=limit",
-        "--rounds=1",
-        "--steps=3",
-        f"--out={tmp_path}/out.csv",
-    )
-    assert (row["contender"], row["peer"], row["steps"]) == ("towers", "limit", "3")
-    assert row["tensorflow"] and row["processor"]
-    chart.draw(tmp_path / "out.csv", tmp_path / "out.png")
-    assert (tmp_path / "out.png").read_bytes().startswith(PNG)
-
-
 def test_a_page_keeps_a_table_that_was_not_measured_and_a_command_of_all_measures_it(tmp_path):
     """`all.py` replaces the whole table of results, so no page may show more than it measures."""
     page = ROOT / "docs" / "measured.md"
@@ -207,55 +171,6 @@ def test_figures_on_a_page_equal_the_results(page):
     name = readme.PAGES[page][0]
     with pytest.raises(ValueError, match=f"{page.name} has 0 places .* {name!r}"):
         readme.fill_in(page, text.replace(f"figures: {name}", "figures: no"), readme.Results())
-
-
-@pytest.mark.matrix
-def test_placements_are_compared_by_time_memory_and_cpu(tmp_path):
-    rows = run(
-        "placements.py",
-        "--workload=mlp",
-        "--num_devices=2",
-        "--steps=2",
-        "--rounds=1",
-        "--compared=copies:towers,stages_2:towers",
-        f"--out={tmp_path}/out.csv",
-    )
-    assert [(row["contender"], row["measure"]) for row in rows] == [
-        ("copies", "first_step_seconds"),
-        ("copies", "examples_per_second"),
-        ("copies", "peak_memory_mb"),
-        ("stages_2", "first_step_seconds"),
-        ("stages_2", "cpu_seconds_per_step"),
-    ]
-
-
-@pytest.mark.matrix
-def test_the_machines_command_writes_each_part_to_its_csv(tmp_path):
-    """20 MB are 8 tensors that are sent one by one; 0.1 MB are 8 tensors that are sent as one."""
-    rows = run(
-        "machines.py",
-        "--workloads=tiny",
-        "--workers=2",
-        "--megabytes=0.1,20",
-        "--rounds=1",
-        "--steps=3",
-        "--memory_steps=5,20",
-        f"--out={tmp_path}/out.csv",
-    )
-    assert [
-        tuple(row[name] for name in ("workload", "contender", "peer", "measure", "round"))
-        for row in rows
-    ] == [
-        ("tiny", "2 workers", "1 worker", "examples_per_second", "0"),
-        ("0.1 MB", "exchange", "ring", "ms", "0"),
-        ("20 MB", "exchange", "ring", "ms", "0"),
-        ("tiny", "20 steps", "5 steps", "memory_mb", "0"),  # a round is a worker
-        ("tiny", "20 steps", "5 steps", "memory_mb", "1"),
-        ("images", "own images", "all images", "ms", "0"),  # 1 worker
-        ("images", "own images", "all images", "ms", "0"),
-    ]
-    # Each of 2 workers sends half of the sums and half of its gradients.
-    assert [float(row["sent_mb"]) for row in rows[1:3]] == pytest.approx([0.1, 20], rel=0.5)
 
 
 def test_a_fit_finds_the_constants_behind_its_figures():

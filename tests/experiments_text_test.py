@@ -6,7 +6,6 @@ import zipfile
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
 import towers
 from towers.app.config import TrainConfig
@@ -77,23 +76,6 @@ def test_padding_does_not_change_the_output(corpus):
     assert embeddings.shape == (40, 8)
     embeddings.assign(embeddings + 10.0 * np.eye(40, 1, dtype=np.float32))  # of piece 0
     assert np.array_equal(model(x).numpy(), before)
-
-
-def test_four_towers_compute_the_full_batch_gradient(corpus, float64, monkeypatch):
-    monkeypatch.setattr(text, "DROPOUT", 0.0)  # each tower draws other masks
-    (x, y), _ = text.load()
-    x, y = x[:7], y[:7]  # 2 + 2 + 2 + 1
-    model = text.build((24,), 8)
-    step = towers.TowerStep(model, "sgd", "sparse_categorical_crossentropy", num_towers=4)
-    loss, gradients = step.gradients(x, y)
-    with tf.GradientTape() as tape:
-        losses = keras.losses.sparse_categorical_crossentropy(y, model(x, training=True))
-        expected = tf.reduce_mean(losses)
-    assert float(loss) == pytest.approx(float(expected), rel=1e-10)
-    variables = [variable.value for variable in model.trainable_variables]
-    for actual, wanted in zip(gradients, tape.gradient(expected, variables), strict=True):
-        actual, wanted = tf.convert_to_tensor(actual), tf.convert_to_tensor(wanted)
-        np.testing.assert_allclose(actual, wanted, rtol=1e-10, atol=1e-14)
 
 
 @pytest.mark.matrix

@@ -103,7 +103,7 @@ def start(*flags, cwd, fault="", inside=()):
     return subprocess.Popen(
         command,
         cwd=cwd,
-        env=_environment(),
+        env=environment(),
         text=True,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -113,16 +113,15 @@ def start(*flags, cwd, fault="", inside=()):
 
 def forked(*flags, cwd, fault=""):
     """`start` of a process that has imported TensorFlow already."""
-    return Forked(["-m", "tests.resuming", fault, *flags], cwd, _environment())
+    return Forked(["-m", "tests.resuming", fault, *flags], cwd, environment())
 
 
-def _environment():
+def environment(**variables):
+    """Without what the tests' own process sets for TensorFlow."""
     hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
-    environment = {k: v for k, v in os.environ.items() if k not in hidden}
-    return {
-        **environment,
-        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-    }
+    kept = {name: value for name, value in os.environ.items() if name not in hidden}
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {**kept, "PYTHONPATH": path, **variables}
 
 
 def train(*flags, cwd, fault="", inside=(), anew=False):

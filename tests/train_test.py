@@ -10,15 +10,10 @@ import keras
 import pytest
 import tensorflow as tf
 
-import towers
 from tests import processes
-from tests.app.run_test import config
 from tests.processes import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
-from tests.resuming import FLAGS, outcome, resumed, start, train, uninterrupted
+from tests.resuming import FLAGS, environment, outcome, resumed, start, train, uninterrupted
 from towers import digest
-from towers.app.config import TrainConfig
-from towers.machine.places import LostDirectoryError
-from towers.app import run_dir
 from towers.resume import checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -70,12 +65,6 @@ def _users(tmp_path):
     (tmp_path / "users.py").write_text(USERS)
 
 
-def environment(**variables):
-    """Without what the tests' own process sets for TensorFlow."""
-    hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND", "PYTHONPATH")
-    return {k: v for k, v in os.environ.items() if k not in hidden} | variables
-
-
 def run(*arguments, cwd, **variables):
     return subprocess.run(
         [sys.executable, *arguments],
@@ -110,42 +99,17 @@ def short(tmp_path_factory):
     return done, cwd / "runs" / "users_model-mnist-001"
 
 
-def matrix(*values):
-    return pytest.param(*values, marks=pytest.mark.matrix)
-
-
 @pytest.mark.parametrize(
     "script, flags, variables, message",
     [
-        matrix(TRAIN, "--num_gpus=0", {}, "--num_gpus (0) must be a whole number from 1 to 1024."),
         (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: it must be an integer"),
         (TRAIN, "--num_gpu=2", {}, "Unknown command line flag 'num_gpu'. Did you mean: num_gpus ?"),
         (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
         (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),
-        matrix(
-            TRAIN, "--devices --evaluate=x", {}, "--devices and --evaluate: give only one of them."
-        ),
-        matrix(TRAIN, "--evaluate=x.keras", {}, "--evaluate (x.keras) is neither a .keras fi"),
         (TRAIN, "--plan true", {}, "'true' is not a flag."),
         (TRAIN, "--flagfile=missing.flags", {}, "missing.flags"),
         (TRAIN, "", {"KERAS_BACKEND": "jax"}, "Set it with: export KERAS_BACKEND=tensorflow"),
-        matrix(TRAIN, "", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON of the form"),
-        matrix(
-            TRAIN,
-            "--device=gpu",
-            {"CUDA_VISIBLE_DEVICES": ""},  # TensorFlow has started
-            "--device=gpu: TensorFlow sees no GPU on this machine.",
-        ),
-        matrix(
-            TRAIN,
-            "--logical_gpus=8",
-            {"CUDA_VISIBLE_DEVICES": ""},
-            "--logical_gpus (8): TensorFlow sees no GPU on this machine. Leave",
-        ),
-        matrix(SWEEP, "--batch_sizes=", {}, "--batch_sizes () must be a list of different"),
         (SWEEP, "--batch_size=64", {}, "flag 'batch_size'. Did you mean: batch_sizes"),
-        matrix(SWEEP, "--epochs=0", {}, "flag --epochs=0: 0 is not a positive integer"),
-        matrix(SWEEP, "--out_dir=file/out", {}, "--out_dir (file/out) cannot be used: "),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(script, flags, variables, message, tmp_path):
@@ -327,58 +291,6 @@ def test_a_run_survives_a_full_disk_and_resumes_from_an_older_checkpoint(mount, 
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
     assert (path.name, wrong) == ("epoch-1-step-4", [])
     assert resumed(tmp_path) == uninterrupted(*FLAGS)
-
-
-class Harm(keras.callbacks.Callback):
-    """Puts directories in the place of files."""
-
-    def __init__(self, *paths):
-        super().__init__()
-        self.paths = paths
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 0:
-            for path in self.paths:
-                path.unlink(missing_ok=True)
-                path.mkdir()
-
-
-@pytest.mark.telling("best*")
-@pytest.mark.parametrize(
-    "name, error, models",
-    [
-        (
-            run_dir.FINAL,
-            "run/final.keras cannot be written .*what it held before is intact",
-            "final.keras is not written, best.keras holds the weights of epoch 1, the best by loss",
-        ),
-        (
-            run_dir.BEST,
-            "run/best.keras does not hold the weights of the best epoch",
-            "final.keras holds the weights after 2 epochs",
-        ),
-    ],
-)
-def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_it(
-    name, error, models, tmp_path, monkeypatch, capsys
-):
-    """A table, a log and a chart that cannot be written are warnings."""
-    monkeypatch.chdir(tmp_path)
-    first_is_best = {"monitor": "loss", "monitor_mode": "max"}
-    paths = [tmp_path / "run" / n for n in (name, "results.csv", "log.txt", "results.png")]
-    with pytest.raises(LostDirectoryError, match=f"{error}. .*--resume=.*run"):
-        towers.train(config(run_dir="run", **first_is_best), [Harm(*paths)])
-    said = capsys.readouterr().out
-    assert f"Models    {models}\nTrained: 2 epochs" in said
-    assert all(f"run/{name} cannot be written" in said for name in ("results.csv", "log.txt"))
-    assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
-    for path in paths:
-        path.rmdir()
-    history = towers.train(TrainConfig(resume="run", trust_run_dir=True))
-    assert len(history["loss"]) == 2 and "Done: 2 epochs" in capsys.readouterr().out
-    for file, iterations in [("best.keras", 4), ("final.keras", 8)]:
-        model = keras.saving.load_model(tmp_path / "run" / file)
-        assert int(model.optimizer.iterations) == iterations
 
 
 def greedy_model(input_shape, num_classes):

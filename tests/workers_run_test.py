@@ -15,7 +15,6 @@ from tests.processes import (
     NAMESPACE,
     SMALL_DISK,
     children,
-    has_ended,
     skip_where_nothing_can_be_mounted,
 )
 from towers.app.after_training.model_files import file_config
@@ -292,24 +291,3 @@ def test_the_launcher_restarts_with_one_worker_less_to_the_same_bits(alone, tmp_
     assert code == 0
     assert "worker 1 was killed by SIGKILL" in said and "continues with 2 workers" in said
     assert bits(tmp_path / "run") == alone
-
-
-@pytest.mark.matrix
-def test_sigterm_to_the_launcher_saves_and_ends_all_workers(alone, tmp_path):
-    hold = Hold(3, tmp_path)
-    launcher, started = launch(tmp_path / "run", hold)
-    launcher.send_signal(signal.SIGTERM)
-    hold.end()
-    ((code, _, _),) = workers.finish([launcher])
-    assert code == 143 and all(map(has_ended, started))
-    finish(resume(2, tmp_path / "run"))
-    assert bits(tmp_path / "run") == alone
-
-
-@pytest.mark.matrix
-def test_the_workers_end_with_a_launcher_that_is_killed(tmp_path):
-    hold = Hold(3, tmp_path)
-    launcher, started = launch(tmp_path / "run", hold, "--epochs=1000")
-    hold.end()
-    launcher.kill()
-    assert all(map(has_ended, started))

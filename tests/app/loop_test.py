@@ -16,7 +16,6 @@ from towers.machine.signals import Pending, StopRequested
 from towers.app import run_dir
 from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
-from towers.app.monitor import Monitor
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 
@@ -117,16 +116,6 @@ def test_callbacks_hear_what_keras_own_loop_tells_them(run, loop_of):
     assert notes.saved == [0, 4, 8, 8]  # first, each epoch, at the end
 
 
-def test_what_a_callback_adds_to_the_logs_is_in_the_history(run, loop_of):
-    class Adds(keras.callbacks.Callback):
-        def on_epoch_end(self, epoch, logs=None):
-            logs["mine"] = 7.0
-
-    state = TrainState(step=7, epoch=1, epoch_step=3, history={"loss": [1.0]})
-    loop_of(run, Adds(), state=state)[0].train()
-    assert state.history["mine"] == [7.0] and len(state.history["loss"]) == 2
-
-
 @pytest.mark.parametrize("done, left", [(3, STEP), (4, [])])
 def test_an_epoch_goes_on_where_it_was_after_its_own_beginning(run, loop_of, done, left):
     recorder, logs = Recorder(), {"loss": 1.0, "accuracy": 0.5}
@@ -151,12 +140,6 @@ def test_a_run_that_ends_in_mid_epoch_is_saved_for_the_last_time_before_its_vali
     assert seen == [[0], [0, 4, 6]] and notes.saved == [0, 4, 6]
 
 
-def test_every_so_many_updates_are_saved(run, loop_of):
-    loop, notes = loop_of(run, every=3)
-    loop.train()
-    assert notes.saved == [0, 3, 4, 6, 8, 8]
-
-
 @pytest.mark.parametrize("moment, steps", [("train_batch_end", 1), ("epoch_begin", 1)])
 def test_stop_training_ends_the_epoch_and_the_run_as_in_keras(run, loop_of, moment, steps):
     def stop():
@@ -176,19 +159,6 @@ def test_a_run_begins_though_a_callback_or_a_run_before_has_set_stop_training(ru
     state = TrainState()
     loop_of(run, Recorder("train_begin", stop), state=state)[0].train()
     assert state.step == 8
-
-
-def test_patience_ends_a_run(run, loop_of):
-    monitor = Monitor("val_loss", highest=False)
-    patient = run._replace(config=config(epochs=9, early_stopping=1), monitor=monitor)
-    rate, state = run.step.optimizer.learning_rate, TrainState()
-    before = float(rate)
-    rate.assign(0.0)  # nothing changes: the first epoch stays the best
-    try:
-        loop_of(patient, state=state)[0].train()
-    finally:
-        rate.assign(before)
-    assert state.epoch == 2
 
 
 @pytest.mark.parametrize(("moment", "step"), [("train_batch_end", 1), ("epoch_end", 4)])

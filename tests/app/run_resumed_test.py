@@ -144,13 +144,6 @@ def test_a_run_that_has_ended_resumes_with_other_limits(whole):
     refused("epochs.* is reached already: the run has done ", epochs=1)
 
 
-@pytest.mark.matrix
-def test_a_run_resumes_with_a_smaller_limit_within_its_epoch():
-    whole = towers.train(config(run_dir="whole", epochs=4, max_steps=7))
-    interrupted(epochs=4)
-    assert towers.train(TrainConfig(resume="run", trust_run_dir=True, max_steps=7)) == whole
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
@@ -272,21 +265,6 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):
     said = f"the last checkpoint is that of step {checkpoints.step_of(path)}. Resume: "
     assert said in capsys.readouterr().out
     assert checkpoints.is_good(path)
-
-
-@pytest.mark.matrix
-def test_the_last_lines_name_the_best_epoch_of_the_monitored_column(capsys):
-    history = towers.train(config(run_dir="run", epochs=4, monitor="val_loss"))
-    best = int(np.argmin(history["val_loss"]))
-    *_, models, done = capsys.readouterr().out.splitlines()
-    assert models == (
-        "Models    final.keras holds the weights after 4 epochs, best.keras those of epoch "
-        f"{best + 1}, the best by val_loss"
-    )
-    assert f", best val_loss {history['val_loss'][best]:.4f} (epoch {best + 1})" in done
-    position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
-    assert position["best_step"] == 4 * (best + 1)
-    assert position["best"] == -history["val_loss"][best]
 
 
 def test_towers_that_are_spread_unevenly_go_on_evenly_with_the_same_bits():

@@ -22,15 +22,9 @@ from towers.resume import checkpoints
 
 HERE = "tests.machine.hang_test"
 RUN = (
-    f"--model={HERE}:model",
-    f"--dataset={HERE}:data",
-    "--num_gpus=2",
-    "--device=cpu",
-    "--batch_size=16",
-    "--epochs=2",
-    "--run_dir=run",
-    "--checkpoint_every=1",
-)
+    f"--model={HERE}:model --dataset={HERE}:data --num_gpus=2 --device=cpu --batch_size=16 "
+    "--epochs=2 --run_dir=run --checkpoint_every=1"
+).split()
 NEVER = threading.Event()
 NUM_CLASSES = 3  # of `sleepy_data`
 FIT = """
@@ -229,23 +223,16 @@ with watching(seconds=1):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("timeout", "seconds", "code"),
-    [
-        (None, 1.2, 0),
-        (None, 5, hang.HUNG),
-        (0, 5, 0),
-    ],
+    ("timeout", "seconds", "code"), [(None, 1.2, 0), (None, 5, hang.HUNG), (0, 5, 0)]
 )
 def test_the_default_is_ten_times_the_longest_phase_and_0_is_never(timeout, seconds, code):
-    assert (
-        run(f"""
+    found, *_ = run(f"""
 with watching(seconds={timeout}, least=0.4):
     with hang.step("a step"):
         time.sleep(0.3)
     time.sleep({seconds})
-""")[0]
-        == code
-    )
+""")
+    assert found == code
 
 
 def test_sigusr1_shows_the_phase_and_the_stacks_of_busy_threads_and_ends_nothing():

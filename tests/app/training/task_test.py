@@ -150,11 +150,6 @@ def test_a_classifier_needs_two_classes():
     assert not RUN.exists()
 
 
-def _seeded(make):
-    keras.utils.set_random_seed(0)
-    return make()
-
-
 def test_the_steps_are_those_of_keras_own_fit_also_with_sample_weights(float64, capsys):
     """In the same order: one batch an epoch."""
 
@@ -284,17 +279,6 @@ def test_labels_that_do_not_fit_the_outputs_are_one_line():
     with pytest.raises(ValueError, match="cannot be trained on these data: ") as error:
         towers.train(config(), model=regression_model(), train=(numbers(3), numbers(2)))
     assert "\n" not in str(error.value)
-
-
-def test_a_model_with_a_train_step_of_its_own_is_sent_to_make_parallel():
-    class Own(keras.Sequential):
-        def train_step(self, data):
-            return super().train_step(data)
-
-    model = Own([keras.Input((3,)), L.Dense(1)])
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="has a custom train_step.*make_parallel"):
-        towers.train(config(), model=model, train=regression_data()[0])
 
 
 def test_what_the_page_shows_runs(monkeypatch):
