@@ -1,5 +1,7 @@
 """Whole programs, divided: fit, evaluate and predict do what Keras does on one device."""
 
+from functools import partial
+
 import keras
 import numpy as np
 import pytest
@@ -8,6 +10,7 @@ import tensorflow as tf
 import towers
 from tests.conformance.cases import BUILT_IN, ODD
 from tests.conformance.steps import fit_alike
+from tests.divide.drawn_programs import Block
 from towers.divide.facts import SAME
 from towers.parallel.model_state import towers_of
 from towers.step.structures import as_tensor, map_tensors
@@ -59,10 +62,6 @@ class Sequence(keras.Layer):
         return self.layer(x[None])[0]
 
 
-def half_of_repeated(x):
-    return tf.repeat(x, 2, axis=0)[: tf.shape(x)[0]]
-
-
 def routed(x):
     """Sends each row to one of two experts."""
     expert = tf.cast(x[:, 0] > 0, tf.int32)
@@ -75,11 +74,6 @@ def until_all_halt(x):
     """Loops until no row is large: the number of turns depends on all rows."""
     (x,) = tf.while_loop(lambda x: tf.reduce_any(tf.abs(x) > 0.3), lambda x: (x / 2,), (x,))
     return x
-
-
-def across_rows(x):
-    """Carries the rows one after another."""
-    return tf.scan(lambda before, row: 0.5 * before + row, x)
 
 
 def deviation_of_batch(x):
@@ -100,52 +94,40 @@ def response_over_rows(x):
     return tf.cast(tf.transpose(tf.nn.lrn(rows_last)[0, 0]), x.dtype)
 
 
-def even_rows(x):
-    """The mean of an even number of rows."""
-    return x - tf.reduce_mean(x[: tf.shape(x)[0] // 2 * 2], 0)
-
-
-def pairs(x):
-    """The mean of every second row, by way of pairs."""
-    n = tf.shape(x)[0] // 2
-    return x + tf.reduce_mean(tf.reshape(x[: n * 2], [n, 2, 4])[:, 1], 0)
-
-
 def padded(x):
     """Adds rows of zeros, up to a multiple of four rows."""
     count = tf.shape(x)[0]
     return tf.pad(x, [[0, (count + 3) // 4 * 4 - count], [0, 0]])
 
 
-def branch(x):
-    """A condition of the whole batch."""
-    return tf.cond(tf.reduce_sum(x) > 0, lambda: x * 2, lambda: tf.sin(x))
-
-
 LAYERS = {  # by what they do
     "attention over rows": lambda: Sequence(L.MultiHeadAttention(2, 3)),
     "gru over rows": lambda: Sequence(L.GRU(4, return_sequences=True)),
     "convolution over rows": lambda: Sequence(L.Conv1D(4, 3, padding="same")),
-    "softmax over rows": lambda: L.Softmax(axis=0),
-    "divided by the batch": lambda: Around(lambda x: x / tf.cast(tf.shape(x)[0], x.dtype)),
-    "repeated": lambda: Around(half_of_repeated),
     "reversed": lambda: Around(reversed_rows),
     "response over rows": lambda: Around(response_over_rows),
     "routed": lambda: Around(routed),
-    "tiled": lambda: Around(lambda x: sum(tf.split(tf.tile(x, [1, 2]), 2, 1))),
     "mapped": lambda: Around(lambda x: tf.vectorized_map(lambda row: row / tf.reduce_max(row), x)),
     "until all halt": lambda: Around(until_all_halt),
-    "carried": lambda: Around(across_rows),
     "deviation": lambda: Around(deviation_of_batch),
-    "sorted": lambda: Around(lambda x: tf.sort(x, axis=0)),
-    "normalized": lambda: L.BatchNormalization(),
-    "dropped": lambda: L.Dropout(0.4, seed=3),
-    "noisy": lambda: L.GaussianNoise(0.2, seed=3),
-    "branch": lambda: Around(branch),
-    "even": lambda: Around(even_rows),
-    "pairs": lambda: Around(pairs),
     "padded": lambda: Between(padded, lambda y, count: y[:count]),
     "joined": lambda: Between(lambda x: tf.concat([x, x * x], 0), lambda y, n: y[:n] - y[n:]),
+    "normalized": L.BatchNormalization,
+    "dropped": lambda: L.Dropout(0.4, seed=3),
+    "noisy": lambda: L.GaussianNoise(0.2, seed=3),
+    **{
+        name: partial(Block, name)
+        for name in (
+            "softmax over rows",
+            "divided by the number",
+            "repeated",
+            "tiled",
+            "scanned over rows",
+            "sorted",
+            "if large",
+            "in pairs",
+        )
+    },
 }
 AT_ONCE = 5  # layers in one model: tracing takes most of the time
 GROUPS = [list(LAYERS)[i : i + AT_ONCE] for i in range(0, len(LAYERS), AT_ONCE)]

@@ -87,29 +87,6 @@ def nested():
     return keras.Model(x, L.Dense(3)(inner(block(block(x)))))
 
 
-class TwoLosses(L.Layer):
-    """Adds a loss, draws noise, and calls a tf.function."""
-
-    def __init__(self):
-        super().__init__()
-        self.noise = keras.random.SeedGenerator(1)
-
-    @tf.function
-    def squares(self, x):
-        return tf.reduce_sum(tf.square(x), axis=1)
-
-    def call(self, x):
-        x = x + 0.1 * keras.random.normal(tf.shape(x), dtype=x.dtype, seed=self.noise)
-        self.add_loss(tf.reduce_mean(self.squares(x)))
-        return tf.nn.elu(x)
-
-
-def added_losses():
-    x = keras.Input((6,))
-    y = TwoLosses()(L.Dense(6)(x))
-    return keras.Model(x, L.Dense(3)(TwoLosses()(L.Dense(6)(y))))
-
-
 MODELS = {
     "u_net": (u_net, image_batch),
     "attention": (attention, token_batch),
@@ -117,7 +94,6 @@ MODELS = {
     "shared": (shared, row_batch),
     "loops": (loops, token_batch),
     "nested": (nested, row_batch),
-    "added_losses": (added_losses, row_batch),
 }
 
 

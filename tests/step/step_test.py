@@ -28,11 +28,11 @@ def test_train_batch_gives_running_means_and_a_call_this_batchs_values(float64):
 
 def test_an_optimizer_that_is_built_stays_as_it_is():
     """A model's file brings one; built twice, Keras' LossScaleOptimizer has its counters twice."""
-    model = keras.Sequential(plain())
+    layers = plain()
     optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    optimizer.build(model.trainable_variables)
+    optimizer.build(keras.Sequential(layers).trainable_variables)
     before = list(map(id, optimizer.variables))
-    make_step(layers=lambda: model.layers, optimizer=optimizer)
+    make_step(layers=lambda: layers, optimizer=optimizer)
     assert list(map(id, optimizer.variables)) == before
 
 
