@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import sys
 import traceback
+import warnings
 
 import pytest
 import tensorflow as tf
@@ -115,6 +116,7 @@ def _serve(pipe, config, items):
     """In the process: runs what it is sent, until nothing more comes."""
     (isolation,) = (p for p in config.pluginmanager.get_plugins() if isinstance(p, Isolation))
     config.pluginmanager.unregister(isolation)
+    warnings.resetwarnings()  # the fork is within the first test, with that test's filters
     interactor = _interactor(config)
     interactor.sendevent = lambda name, **values: pipe.send((name, values))
     while True:

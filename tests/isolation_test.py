@@ -34,6 +34,7 @@ def ended():
     yield
     pathlib.Path("ended").touch()
 
+@pytest.mark.filterwarnings("error")  # of this test alone
 def test_a(ended):
     assert pathlib.Path("first").read_text() != str(os.getpid())
 
