@@ -10,10 +10,15 @@ import keras
 import pytest
 import tensorflow as tf
 
+import towers
 from tests import processes
+from tests.app.run_test import config
 from tests.processes import NAMESPACE, READ_ONLY, SMALL_DISK, skip_where_nothing_can_be_mounted
 from tests.resuming import FLAGS, environment, outcome, resumed, start, train, uninterrupted
 from towers import digest
+from towers.app import run_dir
+from towers.app.config import TrainConfig
+from towers.machine.places import LostDirectoryError
 from towers.resume import checkpoints
 
 ROOT = Path(__file__).parent.parent
@@ -291,6 +296,58 @@ def test_a_run_survives_a_full_disk_and_resumes_from_an_older_checkpoint(mount, 
     path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
     assert (path.name, wrong) == ("epoch-1-step-4", [])
     assert resumed(tmp_path) == uninterrupted(*FLAGS)
+
+
+class Harm(keras.callbacks.Callback):
+    """Puts directories in the place of files."""
+
+    def __init__(self, *paths):
+        super().__init__()
+        self.paths = paths
+
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 0:
+            for path in self.paths:
+                path.unlink(missing_ok=True)
+                path.mkdir()
+
+
+@pytest.mark.telling("best*")
+@pytest.mark.parametrize(
+    "name, error, models",
+    [
+        (
+            run_dir.FINAL,
+            "run/final.keras cannot be written .*what it held before is intact",
+            "final.keras is not written, best.keras holds the weights of epoch 1, the best by loss",
+        ),
+        (
+            run_dir.BEST,
+            "run/best.keras does not hold the weights of the best epoch",
+            "final.keras holds the weights after 2 epochs",
+        ),
+    ],
+)
+def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_it(
+    name, error, models, tmp_path, monkeypatch, capsys
+):
+    """A table, a log and a chart that cannot be written are warnings."""
+    monkeypatch.chdir(tmp_path)
+    first_is_best = {"monitor": "loss", "monitor_mode": "max"}
+    paths = [tmp_path / "run" / n for n in (name, "results.csv", "log.txt", "results.png")]
+    with pytest.raises(LostDirectoryError, match=f"{error}. .*--resume=.*run"):
+        towers.train(config(run_dir="run", **first_is_best), [Harm(*paths)])
+    said = capsys.readouterr().out
+    assert f"Models    {models}\nTrained: 2 epochs" in said
+    assert all(f"run/{name} cannot be written" in said for name in ("results.csv", "log.txt"))
+    assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
+    for path in paths:
+        path.rmdir()
+    history = towers.train(TrainConfig(resume="run", trust_run_dir=True))
+    assert len(history["loss"]) == 2 and "Done: 2 epochs" in capsys.readouterr().out
+    for file, iterations in [("best.keras", 4), ("final.keras", 8)]:
+        model = keras.saving.load_model(tmp_path / "run" / file)
+        assert int(model.optimizer.iterations) == iterations
 
 
 def greedy_model(input_shape, num_classes):

@@ -17,7 +17,6 @@ from towers.divide.facts import OWN
 from towers.divide.rule import RULES
 from towers.app import run_dir
 from towers.resume import checkpoints
-from towers.machine.places import LostDirectoryError
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 NUM_CLASSES = 3
@@ -237,54 +236,3 @@ def test_a_used_directory_is_an_error_before_anything_is_built(monkeypatch):
     run_dir.create("run", "n", "{}")
     with pytest.raises(ValueError, match="continue it: resume=run"):
         towers.train(config(run_dir="run"))
-
-
-class Harm(keras.callbacks.Callback):
-    """Puts directories in the place of files."""
-
-    def __init__(self, *paths):
-        super().__init__()
-        self.paths = paths
-
-    def on_epoch_begin(self, epoch, logs=None):
-        if epoch == 0:
-            for path in self.paths:
-                path.unlink(missing_ok=True)
-                path.mkdir()
-
-
-@pytest.mark.telling("best*")
-@pytest.mark.parametrize(
-    "name, error, models",
-    [
-        (
-            run_dir.FINAL,
-            "run/final.keras cannot be written .*what it held before is intact",
-            "final.keras is not written, best.keras holds the weights of epoch 1, the best by loss",
-        ),
-        (
-            run_dir.BEST,
-            "run/best.keras does not hold the weights of the best epoch",
-            "final.keras holds the weights after 2 epochs",
-        ),
-    ],
-)
-def test_a_model_that_is_not_in_its_file_is_an_error_until_a_resume_has_written_it(
-    name, error, models, tmp_path, capsys
-):
-    """A table, a log and a chart that cannot be written are warnings."""
-    first_is_best = {"monitor": "loss", "monitor_mode": "max"}
-    paths = [tmp_path / "run" / n for n in (name, "results.csv", "log.txt", "results.png")]
-    with pytest.raises(LostDirectoryError, match=f"{error}. .*--resume=.*run"):
-        towers.train(config(run_dir="run", **first_is_best), [Harm(*paths)])
-    said = capsys.readouterr().out
-    assert f"Models    {models}\nTrained: 2 epochs" in said
-    assert all(f"run/{name} cannot be written" in said for name in ("results.csv", "log.txt"))
-    assert "Warning   results.png cannot be drawn (IsADirectoryError: " in said
-    for path in paths:
-        path.rmdir()
-    history = towers.train(TrainConfig(resume="run", trust_run_dir=True))
-    assert len(history["loss"]) == 2 and "Done: 2 epochs" in capsys.readouterr().out
-    for file, iterations in [("best.keras", 4), ("final.keras", 8)]:
-        model = keras.saving.load_model(tmp_path / "run" / file)
-        assert int(model.optimizer.iterations) == iterations
