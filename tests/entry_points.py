@@ -10,6 +10,7 @@ import towers
 from tests.bits import bits
 from tests.parallel.fits import STEPS, Fits, Interrupt, rows
 from towers.app import run_dir
+from towers.resume.ledger import LEDGER
 
 L = keras.layers
 
@@ -64,6 +65,7 @@ class Train:
             "num_gpus": 2,
             "epochs": 2,
             "checkpoint_every": options.pop("every", 1),
+            "ledger": 2,
             **options,
         }
         config = towers.TrainConfig(
@@ -74,7 +76,8 @@ class Train:
             config, callbacks, model=model, train=script.examples(), test=rows(5)
         )
         final = keras.saving.load_model(directory / run_dir.FINAL)
-        return history, digest([*final.variables, *final.optimizer.variables])
+        values = digest([*final.variables, *final.optimizer.variables])
+        return history, values + (directory / LEDGER).read_text()
 
 
 class Fit:
@@ -86,10 +89,14 @@ class Fit:
         key = (script, num_gpus)
         if key not in self.models:
             self.models[key] = towers.make_parallel(script.compiled(), num_gpus, num_towers=3)
-        data = script.examples()
-        fits = Fits(self.models[key], *data, callbacks=callbacks, validation_data=rows(5))
+        data, ledger = script.examples(), directory / LEDGER
+
+        def with_ledger():
+            return [*callbacks(), towers.Ledger(ledger, every=2)]
+
+        fits = Fits(self.models[key], *data, callbacks=with_ledger, validation_data=rows(5))
         history, _, values = fits.fit(directory, **options)
-        return history, hashlib.sha256(b"".join(values)).hexdigest()
+        return history, hashlib.sha256(b"".join(values)).hexdigest() + ledger.read_text()
 
 
 ENTRY_POINTS = {"train": Train(), "fit": Fit()}

@@ -22,9 +22,16 @@ BESIDE = {"workers": ("machine",)}  # further folders that a folder may import
 APP = """
     named monitor run_dir class_weight fields machine_fields training_fields config help
     completion command_line continued models reading datasets recipe training reporting loop
-    diagnosis after_training run __main__ child_process sweep launch
+    diagnosis after_training run __main__ child_process compare sweep launch
 """.split()
-ENTRY_POINTS = ("__init__", "__main__", "datasets", "models", "launch")  # names and commands
+ENTRY_POINTS = (
+    "__init__",
+    "__main__",
+    "compare",
+    "datasets",
+    "models",
+    "launch",
+)  # names and commands
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 

@@ -28,6 +28,7 @@ FILES = [
     "checkpoints",
     "config.json",
     "final.keras",
+    "ledger.csv",
     "log.txt",
     "results.csv",
     "results.png",

@@ -16,23 +16,25 @@ if TYPE_CHECKING:
     from towers.machine.logical import logical_cpus, logical_gpus
     from towers.workers.workers import join_workers
     from towers.parallel.fit_options import HangTimeout, NoiseScale
+    from towers.parallel.ledger import Ledger
     from towers.parallel.model_steps import ran_once
     from towers.parallel.parallel_model import make_parallel
     from towers.resume.resume import Resume
     from towers.step.gathering import gather
     from towers.divide.prefetch import prefetched
-    from towers.step.state import digest
+    from towers.step.digests import digest
 
 __version__ = "0.1.0"
 
 _MODULES = {
     "HangTimeout": "towers.parallel.fit_options",
+    "Ledger": "towers.parallel.ledger",
     "NoiseScale": "towers.parallel.fit_options",
     "Resume": "towers.resume.resume",
     "TowerStep": "towers.divide.tower_step",
     "TrainConfig": "towers.app.config",
     "datasets": "towers.datasets",
-    "digest": "towers.step.state",
+    "digest": "towers.step.digests",
     "gather": "towers.step.gathering",
     "join_workers": "towers.workers.workers",
     "logical_cpus": "towers.machine.logical",
@@ -48,6 +50,7 @@ _WITHOUT_TENSORFLOW = ("TrainConfig",)
 
 __all__ = [
     "HangTimeout",
+    "Ledger",
     "NoiseScale",
     "Resume",
     "TowerStep",

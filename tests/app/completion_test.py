@@ -40,7 +40,7 @@ def completed(script, *words):
 @pytest.mark.parametrize(
     ("words", "offered"),
     [
-        (["--keep_"], ["--keep_best"]),
+        (["--keep_"], ["--keep_checkpoints", "--keep_best"]),
         (["--seed", "7", "--monitor"], ["--monitor", "--monitor_mode"]),
         (["--predic"], ["--predict"]),
         (["--device", ""], ["auto", "gpu", "cpu"]),

@@ -27,8 +27,9 @@ FLAGS = """
     stages batch_size batch_size_per_gpu jit_compile cpu_threads worker_timeout hang_timeout
     epochs max_steps fast_dev_run optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm
     ema class_weight batch_norm freeze init_from seed precision
-    deterministic nonfinite run_dir resume trust_run_dir checkpoint_every keep_best monitor monitor_mode
-    callbacks early_stopping tensorboard price confusion_matrix noise_scale verify_gradients profile plan
+    deterministic nonfinite run_dir resume trust_run_dir checkpoint_every keep_checkpoints keep_best
+    monitor monitor_mode
+    callbacks early_stopping tensorboard price confusion_matrix noise_scale ledger verify_gradients profile plan
     export
 """.split()
 WRONG = {

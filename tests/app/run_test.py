@@ -85,6 +85,7 @@ def test_a_run_learns_and_leaves_its_files_with_the_best_model_and_the_last():
         "checkpoints",
         "config.json",
         "final.keras",
+        "ledger.csv",
         "log.txt",
         "results.csv",
         "results.png",

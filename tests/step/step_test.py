@@ -11,7 +11,7 @@ import pytest
 import towers
 from tests.step.small_step import batch, make_step, plain
 from towers.machine.devices import CPU
-from towers.step.state import variable_digest
+from towers.step.digests import variable_digest
 
 L = keras.layers
 

@@ -7,6 +7,7 @@ If the package is installed, `towers-train` runs this command.
 """
 
 import dataclasses
+import json
 import os
 import sys
 from contextlib import closing, nullcontext
@@ -23,6 +24,7 @@ from towers.app.continued import resolve_config
 from towers.app.reporting.runs import list_runs
 from towers.machine import terminal
 from towers.app import run_dir
+from towers.resume.directories import write_text
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # flags defined here count as the command's, for --help
@@ -56,6 +58,20 @@ def define_flags() -> None:
             "they are given.",
         )
     flags.DEFINE_string(
+        "replay",
+        None,
+        "A run's directory: makes the step --at again from a checkpoint, on any number of devices, "
+        "and prints digests of its batch, outputs, gradients and update.",
+    )
+    flags.DEFINE_integer("at", None, "With --replay, the step, counted from 1.", 1)
+    flags.DEFINE_string(
+        "audit",
+        None,
+        "A run's directory: makes --epoch again from its checkpoint, and compares it with "
+        "ledger.csv and results.csv. Exit code 0: all digests are equal; 1: one differs.",
+    )
+    flags.DEFINE_integer("epoch", None, "With --audit, the epoch, counted from 1.", 1)
+    flags.DEFINE_string(
         "out",
         None,
         "With --predict, a new file: .npz for all outputs, .csv for "
@@ -71,17 +87,26 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     evaluate, predict, out = (flags.FLAGS[name].value for name in ("evaluate", "predict", "out"))
     if predict and not out:
         raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
-    if out and not predict and not (evaluate and out.endswith(".png")):
-        raise ValueError(f"out ({out}) needs `predict`; a .png file may stand beside `evaluate`.")
+    ending = ".png" if evaluate else ".json" if flags.FLAGS.replay else None
+    if out and not predict and not (ending and out.endswith(ending)):
+        raise ValueError(
+            f"out ({out}) needs `predict`. A .png file may stand beside `evaluate`, and a .json "
+            "file beside `replay`."
+        )
+    for mode, which in (("replay", "at"), ("audit", "epoch")):
+        if bool(flags.FLAGS[mode].value) != bool(flags.FLAGS[which].value):
+            raise ValueError(f"`{mode}` and `{which}` need each other: give both.")
     modes = [
         f"`{name}`"
-        for name in ("devices", "runs", "evaluate", "predict", "resume")
+        for name in ("devices", "runs", "evaluate", "predict", "replay", "audit", "resume")
         if flags.FLAGS[name].value
     ]
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give only one of them.")
     found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
     given = {flag.name: flag.value for flag in found if flag.present}
+    if flags.FLAGS.replay or flags.FLAGS.audit:
+        return TrainConfig(**given)  # the run's own configuration comes with its checkpoint
     return file_config(_model_file(), given) if evaluate or predict else resolve_config(given)
 
 
@@ -120,23 +145,47 @@ def run_without_training(config: TrainConfig) -> None:
             predict_file(config, _model_file(), path, out)
 
 
-def train(argv: list[str]) -> None:
-    """Runs the command that the arguments select; libraries' messages go to the run's log.txt."""
+def make_again(config: TrainConfig) -> int:
+    """Makes a step or an epoch of a run again; returns the exit code."""
+    from towers.machine import environment
+
+    environment.check()
+    from towers.app.after_training.replay import audit, replay
+    from towers.app.reporting.report import Report
+
+    given, values = config.given(), flags.FLAGS
+    with closing(Report()) as out, out.show_warnings():
+        if values.audit:
+            return 0 if audit(given, values.audit, values.epoch, out) else 1
+        found = replay(given, values.replay, values.at, out)
+    if values.out:
+        write_text(Path(values.out), json.dumps(found))
+    return 0
+
+
+def train(argv: list[str]) -> int:
+    """Runs the command that the arguments select, and returns its exit code.
+
+    Libraries' messages go to the run's log.txt.
+    """
     config = parse_flags(argv)
     if config is None:
-        return
+        return 0
     if flags.FLAGS.runs:
         beside = Path(config.run_dir).parent if config.run_dir else run_dir.RUNS
         command_line.show("\n".join(list_runs(beside)))
-        return
+        return 0
     with (
         nullcontext() if command_line.is_verbose() else terminal.quiet_stderr() as captured,
         command_line.users_lines_named(captured),
     ):
+        if flags.FLAGS.replay or flags.FLAGS.audit:
+            return make_again(config)
         if flags.FLAGS.devices or flags.FLAGS.evaluate or flags.FLAGS.predict:
             run_without_training(config)
         else:
             towers.train(config, captured=captured)
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -54,14 +54,14 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
             "saving",
             "Saving and resuming",
             "run_dir resume trust_run_dir checkpoint_every "
-            "hang_timeout keep_best monitor monitor_mode callbacks",
+            "keep_checkpoints hang_timeout keep_best monitor monitor_mode callbacks",
         ),
         (
             "reports",
             "Reports",
-            "runs tensorboard confusion_matrix noise_scale price profile verify_gradients",
+            "runs tensorboard ledger confusion_matrix noise_scale price profile verify_gradients",
         ),
-        ("after", "After training", "evaluate predict out export"),
+        ("after", "After training", "evaluate predict out export replay at audit epoch"),
     )
 }
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from towers.app import fields
@@ -10,6 +11,9 @@ from towers.app.fields import Role, value_error
 from towers.app.machine_fields import MachineFields
 from towers.app.training_fields import TrainingFields
 from towers.machine.argument_names import unknown_argument
+
+
+MADE_WITH = "made_with"  # in config.json: the digest of the traced step, and versions
 
 
 def _stages_as_text(value: Any) -> Any:
@@ -148,9 +152,13 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
         """Returns whether a schedule or a warm-up changes the learning rate."""
         return self.schedule != "constant" or self.warmup_steps > 0
 
-    def to_json(self) -> str:
-        """Returns the configuration as JSON with one field on each line."""
-        return json.dumps(dataclasses.asdict(self), indent=2) + "\n"
+    def to_json(self, made_with: Mapping[str, str] | None = None) -> str:
+        """Returns the configuration as JSON with one field on each line.
+
+        made_with: further values for a reader, which `from_json` ignores.
+        """
+        more = {MADE_WITH: dict(made_with)} if made_with else {}
+        return json.dumps({**dataclasses.asdict(self), **more}, indent=2) + "\n"
 
     @classmethod
     def from_json(cls, text: str) -> "TrainConfig":
@@ -158,6 +166,7 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
         known = {field.name for field in dataclasses.fields(cls)}
         try:
             values = {k: v for k, v in json.loads(text).items() if k in known or v is not None}
+            values.pop(MADE_WITH, None)
         except (ValueError, AttributeError, RecursionError) as error:
             text = f"{error}. Put back a copy, or begin a new run."
             raise ValueError(f"config.json must be a JSON object: {text}") from None

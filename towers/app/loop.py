@@ -27,9 +27,10 @@ from towers.machine import hang, callback_internals
 from towers.parallel.fresh_copies import are_trusted
 from towers.resume.after_step import AfterStep
 from towers.resume.epoch import Epoch
+from towers.resume.ledger import LEDGER, LedgerFile
 from towers.step.errors import NonFiniteError, values_explained
 from towers.divide.prefetch import prefetched
-from towers.step.state import digest
+from towers.step.digests import digest
 from towers.workers.watch import EPOCH
 
 
@@ -57,7 +58,15 @@ class Loop:
         self._lines, self._files, self._callbacks = lines, list(files), list(callbacks)
         self._spent = lines.spent
         self._are_trusted = are_trusted(self._callbacks, run.step.strategy)
-        self._has_begun = False
+        self._has_begun, self._ledger = False, self._make_ledger()
+
+    def _make_ledger(self) -> LedgerFile | None:
+        """Returns the run's ledger if this worker writes one."""
+        run, checkpointer = self._run, self._after.checkpointer
+        if not run.workers.is_chief or run.config.ledger == 0:
+            return None
+        path = checkpointer.directory / LEDGER
+        return LedgerFile(path, run.step.model, run.config.ledger, checkpointer.warn)
 
     def train(self) -> None:
         """Trains until all steps are done, or a callback sets `model.stop_training`."""
@@ -122,6 +131,9 @@ class Loop:
             run.workers.barrier()
             raise
         state.add_step(means)
+        if self._ledger is not None:
+            values = None if run.step.own_rows else batch[:-1]  # not the placed shards
+            self._ledger.add(state.epoch + 1, state.step, state.step - 1, lambda: values)
         self._lines.pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
         self._tell("on_train_batch_end", state.epoch_step - 1, means)
 

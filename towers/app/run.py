@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from towers.app.after_training import export
 from towers.app.after_training.confusion import confusion_of_run
@@ -25,9 +24,9 @@ from towers.app.reporting.report import Report, format_values, labelled, resume_
 from towers.app.reporting.run_files import RunFiles, unreadable
 from towers.app.reporting.time_spent import CALLBACKS, TimeSpent, process_seconds
 from towers.app.training import several_workers
-from towers.app.training.build import Run, build
+from towers.app.training.build import Run, build, keras_settings
 from towers.app.training.failures import failures_explained
-from towers.app.training.loaded import load_newest
+from towers.app.training.loaded import compared_options, load_newest
 from towers.app.training.task import UserObjects, is_python, load_callbacks
 from towers.app.training_fields import WARN
 from towers.machine import environment, files, hang, places, signals
@@ -41,7 +40,6 @@ from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.remote_dir import Mirror
 from towers.resume.directories import is_remote
-from towers.resume.snapshot import compared
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 from towers.workers import watch, workers
@@ -95,12 +93,8 @@ def train(
         config = resolve_config(config.given())
     config = objects.named_in(config)
     _check_environment(config, cluster)
-    if config.deterministic:  # before the first kernel, and the first random number
-        keras.utils.set_random_seed(config.seed)
-        tf.config.experimental.enable_op_determinism()
     with ExitStack() as stack:
-        stack.callback(keras.config.set_dtype_policy, keras.config.dtype_policy())
-        keras.config.set_dtype_policy(config.precision)
+        stack.enter_context(keras_settings(config))
         lines = f"its lines go to {several_workers.log_name(cluster)} in the run's directory"
         out = stack.enter_context(closing(report.report_of(cluster, lines)))
         if captured is not None:
@@ -164,15 +158,14 @@ def _run(
     directory = _make_directory(run, begun, mirror)
     log, shown = directory / several_workers.log_name(cluster), mirror.url if mirror else directory
     checkpointer = Checkpointer(
-        directory, cluster, out.warn, every=config.checkpoint_every, mirror=mirror
-    )
-    # Only a script's compiled optimizer is compared; config.json has all others and schedules.
-    is_own = run.custom_loss and not config.has_schedule
+        directory, cluster, out.warn, every=config.checkpoint_every,
+        keep=config.keep_checkpoints, mirror=mirror,
+    )  # fmt: skip
     with (
         directories.locked(directory) if cluster.is_chief else nullcontext(),
         failures_explained(config, log),
         closing(checkpointer),
-        compared({"optimizer": run.step.optimizer} if is_own else {}) as options,
+        compared_options(run) as options,
     ):
         state = load_newest(run, checkpointer, callbacks, data, options)
         _check_position(run, state, begun, is_new=checkpointer.found is None)

@@ -13,6 +13,7 @@ The directory is on a disk, or behind a URL of fsspec (see `remote_dir`).
         final.keras   the model at the end
         confusion.png with --confusion_matrix: which classes the final model takes for which
         checkpoints/  the states from which the run can resume (see `checkpoints`)
+        ledger.csv    digests of parameters, batches and seeds (see `ledger`)
         log.txt       the terminal's output and TensorFlow's messages
         tensorboard/  with --tensorboard: event files
         profile/      with --profile: traces of steps

@@ -196,6 +196,12 @@ class TrainingFields:
         "end of each epoch is saved, too. Default: at least one checkpoint every 10 minutes.",
         ON_THE_MACHINE,
     )
+    keep_checkpoints: int = count(
+        3,
+        "The number of newest checkpoints that are kept, beside the best one. Steps and epochs can "
+        "only be made again, by `replay` and `audit`, from a checkpoint that is kept.",
+        ON_THE_MACHINE,
+    )
     keep_best: int = count(
         1,
         "The number of best epochs, by `monitor`, whose models are kept. With 2 or more, "
@@ -247,6 +253,15 @@ class TrainingFields:
         "Adds the gradient noise scale to the results: the batch "
         "size from which more examples hardly reduce the noise. It needs two towers. Off by default, "
         "because it takes time.",
+    )
+
+    ledger: int = count(
+        20,
+        "The number of updates between two lines of ledger.csv, which holds digests of "
+        "parameters, batch and seeds. towers-compare finds by it where two runs part. 0 writes no "
+        "ledger.",
+        Role.FREE,
+        at_least=0,
     )
 
     # Checks before training, reports instead of training, and exports after training.

@@ -44,6 +44,7 @@ class PlacedBatches:
         self._step, self._run, self._num_steps = step, run, num_steps
         self._iterator: Any = None
         self._batches: Iterator[Any] = iter(())
+        self.newest: Any = None  # the batch of the newest step
 
     def __call__(self, iterator: Any) -> Any:
         """Trains on the next batches and returns the logs; raises StopIteration if none is left."""
@@ -60,6 +61,7 @@ class PlacedBatches:
             self._batches = placed_ahead(machine if is_placed else None, present)
         logs = None
         for element, placed in itertools.islice(self._batches, self._num_steps):
+            self.newest = element
             undivided = functools.partial(self._step.run_undivided, element)
             with readable(), watched(join_workers(), "a train step"), first_error(undivided):
                 logs = self._run(element, placed)
@@ -69,7 +71,14 @@ class PlacedBatches:
 
     def close(self) -> None:
         """Drops the iterator. A batch that was read ahead is lost."""
-        self._iterator, self._batches = None, iter(())
+        self._iterator, self._batches, self.newest = None, iter(()), None
+
+
+def newest_batch(model: keras.Model) -> Any:
+    """Returns the batch of a fit's newest step."""
+    if isinstance(model.train_function, PlacedBatches):
+        return model.train_function.newest
+    return towers_of(model).newest["train"].read()
 
 
 def make_function(model: keras.Model, name: str, make: Callable, force: bool) -> None:

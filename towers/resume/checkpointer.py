@@ -55,18 +55,20 @@ class Checkpointer:
         warn: Callable[[str], None],
         *,
         every: int | None = None,
+        keep: int = checkpoints.NEWEST_KEPT,
         argument: str = "run_dir",
         mirror: Mirror | None = None,
     ) -> None:
         """
         warn: called with one line if something cannot be written.
         every: the number of updates between checkpoints. None saves about every 10 minutes.
+        keep: the number of newest checkpoints that are not removed.
         argument: the user's name for the directory, for errors.
         mirror: uploads the directory if it is the local copy of a remote one.
         """
         self.directory, self._checkpoints = directory, directory / directories.CHECKPOINTS
         self._workers, self._is_chief = workers, workers.is_chief
-        self.warn, self._every, self._argument = warn, every, argument
+        self.warn, self._every, self._argument, self._keep = warn, every, argument, keep
         self._mirror = mirror
         self._thread: threading.Thread | None = None  # writes a checkpoint, then removes old ones
         self._fault: str | None = None
@@ -226,9 +228,9 @@ class Checkpointer:
                     self._fault = f"{path} is not written: {name} holds NaN or infinite values"
                     return
             checkpoints.write(path, checkpoint)
-            checkpoints.prune(path, best_step)
+            checkpoints.prune(path, best_step, self._keep)
             if self._mirror is not None:
-                self._mirror.upload(path, best_step)
+                self._mirror.upload(path, best_step, self._keep)
         except checkpoints.DamagedError as error:
             self._fault = f"{path} is not written, as it could not be read: {error}"
         except LostDirectoryError as error:

@@ -77,11 +77,13 @@ def ordered(paths: Iterable[Path]) -> list[Path]:
     return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=_order)
 
 
-def outdated(paths: Iterable[Path], newest: Path, best_step: int | None) -> list[Path]:
-    """Returns the checkpoints to remove: all except the newest 3 and the best."""
+def outdated(
+    paths: Iterable[Path], newest: Path, best_step: int | None, keep: int = NEWEST_KEPT
+) -> list[Path]:
+    """Returns the checkpoints to remove: all except the newest `keep` and the best."""
     # `newest` has just been written, so checkpoints of later steps are damaged: ignore them.
     known = [path for path in ordered(paths) if _order(path) <= _order(newest)]
-    return [path for path in known[:-NEWEST_KEPT] if step_of(path) != best_step]
+    return [path for path in known[:-keep] if step_of(path) != best_step]
 
 
 def write(path: Path, checkpoint: Checkpoint) -> None:
@@ -220,10 +222,10 @@ def is_good(path: Path) -> bool:
     return True
 
 
-def prune(newest: Path, best_step: int | None) -> None:
+def prune(newest: Path, best_step: int | None, keep: int = NEWEST_KEPT) -> None:
     """Removes the checkpoints that are `outdated`, and temporary files of interrupted writes."""
     directories.remove_temporary_files(newest.parent)
-    for path in outdated(find(newest.parent), newest, best_step):
+    for path in outdated(find(newest.parent), newest, best_step, keep):
         # The manifest goes first: a removal that is interrupted then leaves no checkpoint.
         if not path.is_symlink():
             (path / MANIFEST).unlink(missing_ok=True)

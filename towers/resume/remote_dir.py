@@ -78,10 +78,16 @@ class Mirror:
             if checkpoints.is_good(self.copy / folder):
                 break
 
-    def upload(self, newest: Path | None = None, best_step: int | None = None) -> None:
+    def upload(
+        self,
+        newest: Path | None = None,
+        best_step: int | None = None,
+        keep: int = checkpoints.NEWEST_KEPT,
+    ) -> None:
         """Uploads all changes. After a new checkpoint, removes outdated remote checkpoints.
 
-        newest: the checkpoint in the copy that has just been written. best_step: is kept, too.
+        newest: the checkpoint in the copy that has just been written. best_step: is kept, too, as
+            are the newest `keep` checkpoints.
 
         Raises LostDirectoryError if the upload is not complete. The next call tries again.
         """
@@ -103,7 +109,8 @@ class Mirror:
             if newest is not None:  # this includes checkpoints whose upload was interrupted
                 names = self.names()
                 complete = _complete(names)
-                old = checkpoints.outdated(complete, newest.relative_to(self.copy), best_step)
+                newest = newest.relative_to(self.copy)
+                old = checkpoints.outdated(complete, newest, best_step, keep)
                 kept = {*complete} - {*old}
                 for folder in checkpoints.ordered({Path(name).parent for name in names} - kept):
                     self._files.rm(folder.as_posix(), recursive=True)

@@ -13,12 +13,7 @@ class FitOption(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raises ValueError, because only a parallel model's `fit` obeys the callback."""
-        name = f"towers.{type(self).__name__}"
-        raise ValueError(
-            f"{name} works only in the fit of a parallel model. Make one with parallel = "
-            "towers.make_parallel(model, gpus), compile it, and call parallel.fit(..., "
-            f"callbacks=[{name}(...)])."
-        )
+        raise only_parallel(self)
 
 
 class Resume(FitOption):
@@ -52,6 +47,16 @@ class Resume(FitOption):
         except TypeError:
             raise ValueError(f"directory ({directory!r}) must be a path.") from None
         self.every = every
+
+
+def only_parallel(callback: keras.callbacks.Callback) -> ValueError:
+    """Returns the error for a callback of towers in the fit of a model that is not parallel."""
+    name = f"towers.{type(callback).__name__}"
+    return ValueError(
+        f"{name} works only in the fit of a parallel model. Make one with parallel = "
+        "towers.make_parallel(model, gpus), compile it, and call parallel.fit(..., "
+        f"callbacks=[{name}(...)])."
+    )
 
 
 def only_one(kind: type, callbacks: Any) -> Any:

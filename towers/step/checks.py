@@ -13,7 +13,7 @@ from towers import __version__
 from towers.machine.devices import HOST
 from towers.machine.keras_internals import all_layers
 from towers.step.sharding import Placed, shard_sizes
-from towers.step.state import variable_digest
+from towers.step.digests import variable_digest
 from towers.step.structures import Structure
 from towers.workers.workers import Workers
 

@@ -63,6 +63,8 @@ class NewestBatch:
 
     def prepare(self, *specs: Structure) -> None:
         """Creates variables for batches of these specs, before a graph is traced for them."""
+        if self._specs == batch_specs(specs):
+            return  # a graph that was traced before assigns the variables
         self._specs = batch_specs(specs)
         with tf.device(HOST):
             self._kept = [

@@ -30,7 +30,7 @@ from towers.app.run_dir import BEST, FINAL
 from towers.resume.epoch import num_steps
 from towers.app.monitor import Monitor
 from towers.resume.train_state import TrainState
-from towers.step.state import digest
+from towers.step.digests import digest
 from towers.workers.cluster import Cluster
 
 _SECONDS_BETWEEN_REFRESHES = 0.5  # each refresh reads the loss back from the device

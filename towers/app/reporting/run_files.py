@@ -27,7 +27,7 @@ from towers.resume.checkpoints import is_finite, step_of
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
-from towers.step.state import digest, variable_digest
+from towers.step.digests import digest, variable_digest
 from towers.workers import watch
 
 FOLDER = "tensorboard"  # in the run directory

@@ -1,7 +1,8 @@
 """Builds a Run from a TrainConfig: its devices, data, model and update step."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -135,6 +136,20 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         warnings=[*dataset.warnings, *_warn_of_undivided_cpu(config, step)],
     )
     return run._replace(config=_resolved(run, dataset, parameter_device))
+
+
+@contextmanager
+def keras_settings(config: TrainConfig) -> Iterator[None]:
+    """Sets what Keras and TensorFlow share in a process; the dtype policy only inside."""
+    if config.deterministic:  # before the first kernel, and the first random number
+        keras.utils.set_random_seed(config.seed)
+        tf.config.experimental.enable_op_determinism()
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(config.precision)
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
 def _find_policy(config: TrainConfig, devices: Sequence[str]) -> tuple[Policy, str]:

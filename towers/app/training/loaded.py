@@ -3,19 +3,29 @@
 import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from towers.app.config import TrainConfig
 from towers.app.continued import identity
 from towers.app.training.build import Run
+from towers.divide.program import program_digest
 from towers.divide.repeatable import UNSAVED_NOISE
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.snapshot import FULL_BATCH, OPTIONS, variables_of
+from towers.resume.snapshot import FULL_BATCH, OPTIONS, compared, variables_of
 from towers.resume.train_state import TrainState
+
+
+def compared_options(run: Run) -> AbstractContextManager[dict[str, Any]]:
+    """Gives the options of a script's optimizer, which `load_newest` compares."""
+    # Only a script's compiled optimizer is compared; config.json has all others and schedules.
+    is_own = run.custom_loss and not run.config.has_schedule
+    return compared({"optimizer": run.step.optimizer} if is_own else {})
 
 
 def load_newest(
@@ -99,7 +109,13 @@ def put_in_place(run: Run, train_state: TrainState, checkpointer: Checkpointer) 
     checkpointer.found = None
     if run.workers.is_chief:
         config = dataclasses.replace(run.config, resume=None)
-        run_dir.write_config(directory, config.to_json(), run.class_names)
+        graph, _ = run.step.steps.divided["train"].prepare(run.train.specs)
+        made_with = {
+            "program": program_digest(graph),
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+        }
+        run_dir.write_config(directory, config.to_json(made_with), run.class_names)
         directories.remove_temporary_files(directory)
     try:
         if is_new:

@@ -1,0 +1,216 @@
+"""Finds the step at which two runs of train.py part, and what came first.
+
+    python -m towers.compare runs/first runs/second
+
+    ledger.csv of both           the first line that differs
+    the last common checkpoint   both runs make their steps again, with a line for each
+    the first step that differs  batch, seeds, outputs of layers, gradients, update
+
+If the package is installed, `towers-compare` runs this command. The exit code is 0 if the runs are
+equal, 1 if they differ, and 2 if they cannot be compared.
+"""
+
+import functools
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from towers.app import child_process, command_line, run_dir
+from towers.app.config import MADE_WITH, TrainConfig, fields_with
+from towers.app.fields import Role
+from towers.machine import files, terminal
+from towers.machine.words import printable
+from towers.resume import checkpoints, directories
+from towers.resume.checkpoints import Checkpoint
+
+EQUAL, DIFFERENT, NOT_COMPARABLE = 0, 1, 2
+
+
+def compare(
+    first: Path, second: Path, replay: Callable[[Path, int], dict[str, Any]]
+) -> tuple[int, list[str]]:
+    """Compares two runs; returns the exit code and the lines that explain it.
+
+    first, second: the directories of runs, or files that `towers.Ledger` wrote.
+    replay: makes a run's steps again, up to a step; returns the result of `replay.replay`.
+    """
+    from towers.resume.ledger import LEDGER, Line, read_ledger  # starts TensorFlow: see `main`
+
+    runs = first, second
+    lines, reason = _settings(*runs)
+    ledgers = [read_ledger(path if path.is_file() else path / LEDGER) for path in runs]
+    pairs = list(zip(*ledgers, strict=False))
+    if not pairs:
+        reason = f"no line of {LEDGER} is common to both"
+    parted = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    if parted is not None and parted[0].step != parted[1].step:
+        reason = "the lines are of other steps, because --ledger differs"
+    if reason:
+        return NOT_COMPARABLE, [*lines, f"not comparable: {reason}"]
+    if parted is None:
+        count = f"all {len(pairs)} lines that both have, to step {pairs[-1][0].step:,}"
+        return EQUAL, [*lines, f"equal: {count}"]
+    columns = [name for name in Line._fields if len({getattr(line, name) for line in parted}) == 2]
+    step = parted[0].step
+    lines.append(f"first line that differs: step {step:,}, in {', '.join(columns)}")
+    cause = {"batch": "data", "seeds": "noise", "parameters": "gradient or update"}
+    by_line = next(cause[name] for name in cause if name in columns)
+    try:
+        return DIFFERENT, [*lines, *_made_again(runs, step, replay)]
+    except (ValueError, checkpoints.DamagedError) as error:
+        return DIFFERENT, [
+            *lines,
+            f"cannot be made again: {command_line.as_flags(str(error))}",
+            f"came first: {by_line}",
+        ]
+
+
+def _settings(*runs: Path) -> tuple[list[str], str]:
+    """Returns lines about settings that differ, and why the runs are not comparable, or ""."""
+    texts = [run_dir.read_config(path, "run") or "{}" for path in runs]
+    made = [json.loads(text).get(MADE_WITH, {}) for text in texts]
+    configs = [vars(TrainConfig.from_json(text)) for text in texts]
+    ignored = fields_with(Role.FREE | Role.ONCE | Role.LIMIT | Role.LOCAL)
+    lines = [
+        printable(f"setting that differs: {name} ({value}, {configs[1][name]})")
+        for name, value in configs[0].items()
+        if name not in ignored and value != configs[1][name]
+    ]
+    other = [name for name in made[0] if made[0][name] != made[1].get(name)]
+    values = (f"another {name} ({made[0][name]}, {made[1].get(name)})" for name in other)
+    return lines, printable(", ".join(values))
+
+
+def _made_again(
+    runs: Sequence[Path], step: int, replay: Callable[[Path, int], dict[str, Any]]
+) -> Iterator[str]:
+    """Yields lines about the first step that differs if both runs make their steps again.
+
+    step: the step of the first line that differs.
+    """
+    begin, changed = _common_checkpoint(runs, step)
+    if begin is None:
+        yield f"came first: {changed}"
+        return
+    with tempfile.TemporaryDirectory(prefix="towers-compare-") as folder:
+        copies = [_copied(run, begin, Path(folder, str(i))) for i, run in enumerate(runs)]
+        found = [replay(copy, step) for copy in copies]
+        pairs = zip(found[0]["lines"], found[1]["lines"], strict=True)
+        earlier = next((a[1] for a, b in pairs if a != b), None)
+        if earlier is not None:
+            step = earlier
+            found = [replay(copy, step) for copy in copies]
+    cause = next(_causes(*found), None)
+    if cause is not None:
+        yield f"made again from {begin}: step {step:,} is the first that differs"
+        yield f"came first: {cause}"
+        return
+    yield f"made again from {begin}: both runs make equal steps to step {step:,}"
+    yield f"came first: {changed or 'a fault of a machine, or a change by hand, of one of them'}"
+
+
+def _copied(run: Path, checkpoint: str, copy: Path) -> Path:
+    """Copies what a replay from a checkpoint needs; returns the copy's directory."""
+    inside = Path(directories.CHECKPOINTS, checkpoint)
+    shutil.copytree(run / inside, copy / inside, symlinks=True)
+    shutil.copy(run / run_dir.CONFIG, copy, follow_symlinks=False)
+    return copy
+
+
+def _common_checkpoint(runs: Sequence[Path], step: int) -> tuple[str | None, str]:
+    """Returns the newest equal checkpoint before a step, and what differs in the one after it.
+
+    Raises ValueError if the runs have no common checkpoint before the step.
+    """
+    folders = [run / directories.CHECKPOINTS for run in runs]
+    names = [{path.name for path in checkpoints.find(folder)} for folder in folders]
+    common = [p for p in checkpoints.find(folders[0]) if p.name in names[0] & names[1]]
+    changed = ""
+    for path in common:
+        if checkpoints.step_of(path) < step:
+            both = (checkpoints.read(folder / path.name) for folder in folders)
+            difference = next(_differences(*both), "")
+            if not difference:
+                return path.name, changed
+            changed = f"{difference}, already in {path.name}"
+    if changed:
+        return None, changed
+    raise ValueError(
+        "the runs keep no common checkpoint before this step. Train both with a larger "
+        "`keep_checkpoints`, and with the same `checkpoint_every`"
+    )
+
+
+def _differences(first: Checkpoint, second: Checkpoint) -> Iterator[str]:
+    """Yields causes by which two checkpoints differ, from the first to the last in a step."""
+    bits = ({name: v.tobytes() for name, v in each.arrays.items()} for each in (first, second))
+    names = _places(*bits)
+    for cause in ("noise", "parameters", "update"):
+        yield from (f"{cause}: {name}" for name in names if _cause_of(name) == cause)
+
+
+def _causes(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
+    """Yields causes by which the digests of one step differ, in the order of their computation."""
+    of = {part: _places(first[part], second[part]) for part in first if part != "lines"}
+    yield from (f"data: the {name}" for name in of["batch"])
+    for cause in ("noise", "parameters"):
+        yield from (f"{cause}: {name}" for name in of["state"] if _cause_of(name) == cause)
+    yield from (f"gradient: the output of layer {name}" for name in of["outputs"])
+    yield from (f"gradient: {name}" for name in of["gradients"])
+    yield from (f"update: {name}" for name in (*of["state"], *of["update"]))
+
+
+def _places(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+    """Returns the names of values that differ; a process may have counted its names otherwise."""
+    pairs = zip(first.items(), second.items(), strict=False)
+    return [name for (name, value), (_, other) in pairs if value != other]
+
+
+def _cause_of(name: str) -> str:
+    """Returns what a variable named "model/3/dense/kernel" is for; "" for a metric."""
+    if "seed_generator_state" in name:
+        return "noise"
+    return {"model": "parameters", "optimizer": "update"}.get(name.partition("/")[0], "")
+
+
+def _replay(more: Sequence[str], run: Path, step: int) -> dict[str, Any]:
+    """Runs `--replay` in another process, because cpu_threads may differ.
+
+    more: further flags, such as "--trust_run_dir".
+    """
+    with tempfile.TemporaryDirectory(prefix="towers-compare-") as folder:
+        file = Path(folder, "replay.json")
+        own = [f"--replay={run}", f"--at={step}", f"--out={file}"]
+        command = [sys.executable, "-m", "towers", *own, *more]
+        child = child_process.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        _, errors = child.communicate()
+        if child.returncode:
+            lines = errors.decode(errors="replace").strip().splitlines()
+            said = lines[-1] if lines else child_process.outcome(child.returncode)
+            raise ValueError(printable(f"{run}: {said}"))
+        return json.loads(files.read_text(file, checkpoints.LARGEST_MANIFEST))  # type: ignore[no-any-return]
+
+
+def run(argv: list[str]) -> int:
+    """Runs the command line; returns the exit code."""
+    words = [word for word in argv[1:] if not word.startswith("--")]
+    more = [word for word in argv[1:] if word.startswith("--")]
+    if "--help" in more:
+        command_line.show(str(__doc__))
+        return EQUAL
+    if len(words) != 2 or not all(Path(word).exists() for word in words):
+        raise ValueError("compare needs two directories of runs: towers-compare RUN_A RUN_B.")
+    code, lines = compare(Path(words[0]), Path(words[1]), functools.partial(_replay, more))
+    command_line.show("\n".join(lines))
+    return code
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Runs a command line, by default the process' arguments, and returns its exit code."""
+    with terminal.quiet_stderr():  # for what TensorFlow prints when it starts
+        return command_line.exit_code(lambda: run(argv or sys.argv))
