@@ -55,6 +55,7 @@ PRINTS = {
     "contrastive": "linear probe: towers 0.",
 }
 TRACKERS = sorted(path.stem for path in (ROOT / "examples/trackers").glob("with_*.py"))
+HUB = "lora"  # needs KerasHub and has a test of its own
 COMPARISON = "what_others_get_wrong"  # compares weights and returns no history
 FALLING = {"gan": "discriminator_loss"}  # the loss that must fall; by default "loss"
 
@@ -68,7 +69,7 @@ def run(code, *arguments, cwd=ROOT):
 
 
 def test_every_example_is_tested():
-    assert {*SMALLER, COMPARISON} == {path.stem for path in (ROOT / "examples").glob("*.py")}
+    assert {*SMALLER, COMPARISON, HUB} == {path.stem for path in (ROOT / "examples").glob("*.py")}
 
 
 @pytest.mark.telling("autoencoder", "wide_mlp")
@@ -92,7 +93,59 @@ def test_an_example_runs_and_learns(name, tmp_path):
         assert np.any(grids[0] != grids[1])
 
 
-@pytest.mark.parametrize("name", [*SMALLER, COMPARISON, *TRACKERS])
+# Keras makes adapters in float32; in float64, rounding hides no difference.
+ADAPTERS = """
+import h5py, keras, numpy as np
+
+keras.config.set_floatx("float64")
+from examples import lora
+
+add_weight = keras.layers.EinsumDense.add_weight
+keras.layers.EinsumDense.add_weight = lambda *args, **options: add_weight(
+    *args, **{**options, "dtype": "float64"}
+)
+backbones, files = [], [f"{sys.argv[1]}/{devices}.lora.h5" for devices in (1, 2)]
+build = lora.build_backbone
+lora.build_backbone = lambda: backbones.append(build(width=16)) or backbones[-1]
+histories = [lora.main(150, 2, file, devices) for devices, file in enumerate(files, 1)]
+names = []
+with h5py.File(files[1]) as opened:
+    opened.visititems(lambda name, item: names.append(name.split("/")[-1])
+                      if isinstance(item, h5py.Dataset) and item.ndim else None)
+one, two = ({w.path: w.numpy() for w in b.trainable_weights} for b in backbones)
+assert list(one) == list(two)
+differences = [float(np.abs(one[path] - two[path]).max()) for path in one]
+moved = [float(np.abs(value).max()) for path, value in two.items() if "lora_kernel_b" in path]
+
+inputs, _ = lora.make_data(lora.music.load().train[0][:8], 6)
+expected = backbones[1].predict(inputs, verbose=0)
+for weight in backbones[1].trainable_weights:
+    weight.assign(np.zeros(weight.shape))
+forgotten = backbones[1].predict(inputs, verbose=0)
+backbones[1].load_lora_weights(files[1])
+loaded = backbones[1].predict(inputs, verbose=0)
+print(json.dumps({
+    "differences": differences, "moved": moved, "losses": [h["loss"] for h in histories],
+    "names": sorted(set(names)),
+    "forgotten": float(np.abs(forgotten - expected).max()),
+    "loaded": float(np.abs(loaded - expected).max()),
+}))
+"""
+
+
+def test_adapters_trained_on_two_devices_equal_one_devices_and_are_saved_alone(tmp_path):
+    pytest.importorskip("keras_hub", reason="pip install 'tf-towers[text]'")
+    found, done = run(ADAPTERS, str(tmp_path))
+    assert max(found["differences"]) <= 1e-10 < 1e-3 < min(found["moved"])
+    assert found["names"] == ["lora_kernel_a", "lora_kernel_b"] and len(found["moved"]) == 4
+    for one, two in zip(*found["losses"], strict=True):
+        assert two == pytest.approx(one, rel=1e-10)
+    assert found["losses"][1][1] < found["losses"][1][0]
+    assert found["loaded"] <= 1e-6 < 1e-3 < found["forgotten"]  # the file holds float32
+    assert "parameters are trained" in done.stdout
+
+
+@pytest.mark.parametrize("name", [*SMALLER, COMPARISON, HUB, *TRACKERS])
 def test_an_example_documents_its_command(name):
     package = "examples.trackers" if name in TRACKERS else "examples"
     path = f"{package.replace('.', '/')}/{name}.py"
