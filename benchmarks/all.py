@@ -1,7 +1,9 @@
 """Runs every benchmark, one after the other, and writes the one table that all pages show.
 
-    python benchmarks/all.py            # about 4 hours on 2 cores, as root; close other programs
+    python benchmarks/all.py --peers_python=VENV/bin/python    # about 4 hours on 2 cores, as root
     python benchmarks/all.py --quick    # a smoke run: small models, one round; changes no page
+
+Close other programs first. VENV holds the peers of benchmarks/exactness.py.
 
 The results of each command go into a file of --parts. If the call is interrupted, run it again: it
 continues with the commands that are left. Then it joins the files to benchmarks/results.csv, and
@@ -27,11 +29,16 @@ _PARTS = flags.DEFINE_string(
     "parts", "benchmarks/parts", "Folder for the results of each command. --quick uses its own."
 )
 
+_PEERS_PYTHON = flags.DEFINE_string(
+    "peers_python", None, "The Python that benchmarks/exactness.py uses for its peers."
+)
+
 _THROUGHPUT = "throughput.py --workloads"
 _QUICK_THROUGHPUT = "--workloads=tiny --rounds=1 --steps=3 --num_devices=2"
 _RECOVERY = "--train=--max_steps=300 --train=--checkpoint_every=5 --train=--worker_timeout=5"
 # Each command, and the flags that a smoke run adds to it.
 COMMANDS = [
+    ("exactness.py", "--ways=towers --cases=R2Score"),
     (f"{_THROUGHPUT}=cnn,notebook_cnn --num_devices=4", _QUICK_THROUGHPUT),
     (f"{_THROUGHPUT}=mlp41m,gru,gru_small,mlp --num_devices=2", _QUICK_THROUGHPUT),
     (f"{_THROUGHPUT}=mlp41m,mlp --num_devices=8 --peers=mirrored,central", _QUICK_THROUGHPUT),
@@ -126,6 +133,8 @@ def run_command(command: str, out: Path) -> None:
         CalledProcessError: The command failed.
     """
     words = shlex.split(f"{command} --out={out}")
+    if words[0] == "exactness.py":
+        words += [f"--peers_python={_PEERS_PYTHON.value}"] if _PEERS_PYTHON.value else []
     subprocess.run([sys.executable, f"benchmarks/{words[0]}", *words[1:]], cwd=ROOT, check=True)
 
 

@@ -16,13 +16,14 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.rounds import KEY, RESULTS, group_comparisons  # noqa: E402  (found as above)
+from benchmarks import exactness_tables  # noqa: E402  (found through the line above)
+from benchmarks.rounds import KEY, RESULTS, group_comparisons  # noqa: E402  (as above)
 
 PAGES = {  # the tables that each page contains
     ROOT / "README.md": ("summary",),
     ROOT / "docs" / "measured.md": (
         *("machine", "throughput", "epochs", "step", "others", "first_epochs"),
-        *("exactness", "dcgan", "data", "recovery"),
+        *("exactness", "outcomes", "cases", "dcgan", "data", "recovery"),
     ),
     ROOT / "docs" / "placements.md": ("placements",),
 }
@@ -132,7 +133,8 @@ def measured_machine(results: Results) -> str:
     machines = dict.fromkeys(f"{row['cores']} cores of {row['processor']}" for row in results.all)
     last = results.all[-1]
     versions = f"TensorFlow {last['tensorflow']}, Keras {last['keras']}, Python {last['python']}"
-    commits = {row["commit"] for row in results.all if row["benchmark"] != "exactness"}
+    exact = ("exactness", exactness_tables.BENCHMARK)
+    commits = {row["commit"] for row in results.all if row["benchmark"] not in exact}
     code = f"commit {' and '.join(commits)}" if all(commits) else "earlier versions of towers"
     return f"All figures were measured with {code} on {' or '.join(machines)}: {versions}."
 
@@ -256,6 +258,18 @@ def summary(results: Results) -> str:
     return markdown_table(["largest difference of a weight", *_EXACTNESS_WAYS[1:]], rows)
 
 
+def outcomes(results: Results) -> str:
+    """Returns the number of cases with each outcome."""
+    rows = exactness_tables.count_outcomes(results.of(exactness_tables.BENCHMARK))
+    return markdown_table(["way to train on 2 devices", *exactness_tables.OUTCOMES], rows)
+
+
+def cases(results: Results) -> str:
+    """Returns the outcome of each case."""
+    rows = exactness_tables.list_cases(results.of(exactness_tables.BENCHMARK))
+    return markdown_table(["case", *exactness_tables.TITLES.values()], rows)
+
+
 def dcgan(results: Results) -> str:
     """Returns the table of a custom `train_step`."""
     rows = []
@@ -328,6 +342,8 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "others": others,
     "first_epochs": first_epochs,
     "exactness": exactness,
+    "outcomes": outcomes,
+    "cases": cases,
     "dcgan": dcgan,
     "data": data,
     "recovery": recovery,

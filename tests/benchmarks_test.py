@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from benchmarks import all as everything
-from benchmarks import clocks, contender, gpu, machine, process, readme, rounds, scaling
+from benchmarks import clocks, contender, exactness_tables, gpu, machine, process
+from benchmarks import readme, rounds, scaling
 from benchmarks.clocks import Clock
 from benchmarks.gpu import FAILED, MEASURED, NOT_REACHED
 from benchmarks.gpu_plan import TRANSFERS, Case, make_plan
@@ -120,6 +121,41 @@ def test_the_error_of_a_failed_process_contains_its_exception():
     assert process.last_exception("FATAL Flags parsing error\n") == "FATAL Flags parsing error"
 
 
+@pytest.mark.parametrize(
+    ("way", "value", "expected"),
+    [
+        ("towers", "1e-10", "exact"),
+        ("towers", "1e-9", "silently wrong"),
+        ("mirrored", "inf", "silently wrong"),
+        ("mirrored", "nan", "silently wrong"),
+        ("jax", "1e-7", "exact"),
+        ("jax", "refused: ValueError: no", "error"),
+        ("ddp", "hung", "hung"),
+        ("ddp", "not offered", "not offered"),
+    ],
+)
+def test_every_result_of_a_case_has_an_outcome(way, value, expected):
+    assert exactness_tables.outcome(way, value) == expected
+    rows = [{"contender": way, "value": value, "workload": "a case"}]
+    counts = {row[0]: row[1:] for row in exactness_tables.count_outcomes(rows)}
+    found = counts[exactness_tables.TITLES[way]]
+    assert found == ["1" if name == expected else "0" for name in exactness_tables.OUTCOMES]
+    with pytest.raises(LookupError, match="no row of a case"):
+        exactness_tables.list_cases(rows)
+
+
+def test_cases_end_in_a_difference_an_error_or_at_their_limit():
+    names = "gradient accumulation", "custom step: SimCLR"
+
+    def measure(**limit):
+        found = process.run_process("exactness_ways.measure", way="mirrored", cases=names, **limit)
+        return [found[name]["value"] for name in names]
+
+    accumulation, contrast = measure()
+    assert accumulation.startswith("refused: RuntimeError: ") and contrast > 1e-3
+    assert measure(limit_of_case=0.01) == ["hung", "hung"]
+
+
 def test_a_csv_with_other_columns_stays_unchanged(tmp_path):
     path = tmp_path / "old.csv"
     path.write_text("pair,ratio\n0,1.0\n")
@@ -142,7 +178,8 @@ def test_a_page_keeps_a_table_that_was_not_measured_and_a_command_of_all_measure
     assert [line.split("'")[1] for line in missing] == [
         name for name in readme.PAGES[page] if name != "machine"
     ]
-    measured = {command.split(".")[0] for command, _ in everything.COMMANDS} | {"exactness"}
+    measured = {command.split(".")[0] for command, _ in everything.COMMANDS}
+    measured |= {"exactness", exactness_tables.BENCHMARK}
     needed = {line.split("'", 2)[2].split()[1] for line in missing}
     assert needed <= measured
 

@@ -5,7 +5,6 @@ the large batch differ by design, and have tests of their own.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -13,25 +12,34 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from benchmarks.exactness_models import (
+    AddsLosses,
+    Case,
+    FLOAT64,
+    LABELS,
+    Subclassed,
+    balanced_rows,
+    batch_without_rows,
+    dense,
+    error_and_mean,
+    fan_out,
+    labels_with_ignored,
+    masked_gru,
+    nested_batch,
+    nested_outputs,
+    outputs_without_rows,
+    padded_tokens,
+    pair_error,
+    rows,
+    squared_error,
+    two_outputs,
+    two_outputs_batch,
+    weighted_rows,
+)
 from towers.app import models
 from towers.app.models import builtin
 
 L = keras.layers
-LABELS = "sparse_categorical_crossentropy"
-FLOAT64 = "float64"  # a loss made here is older than the tests' set_floatx
-
-
-@dataclass(frozen=True)
-class Case:
-    """name; build() -> model; batch(n, rng) -> (x, y, sample_weight); arguments of `compile`."""
-
-    name: str
-    build: Callable[[], keras.Model]
-    batch: Callable[[int, np.random.Generator], tuple]
-    compile: dict[str, Any] = field(default_factory=lambda: {"loss": "mse"})
-
-    def __str__(self) -> str:
-        return self.name
 
 
 def without_randomness(model: keras.Model) -> keras.Model:
@@ -68,88 +76,6 @@ def _built_in(name: str) -> Case:
     return Case(
         name, lambda: without_randomness(BUILDERS[name](shape, classes)), batch, {"loss": LABELS}
     )
-
-
-def rows(n: int, rng: np.random.Generator, inputs: int = 6, outputs: int = 3) -> tuple:
-    return rng.normal(size=(n, inputs)), rng.normal(size=(n, outputs)), None
-
-
-def _weighted_rows(n: int, rng: np.random.Generator) -> tuple:
-    x, y, _ = rows(n, rng)
-    return x, y, rng.uniform(0.1, 3.0, n)
-
-
-def _balanced_rows(n: int, rng: np.random.Generator) -> tuple:
-    """Weights that add up to 0 in pairs, but for the last rows'."""
-    x, y, weights = _weighted_rows(n, rng)
-    for i in range(0, n - 2, 2):
-        weights[i] = -weights[i + 1]
-    return x, y, weights
-
-
-def fan_out(width: int = 5) -> keras.Model:
-    """One output read by two layers and two additions: its gradient has four terms."""
-    x = keras.Input((6,))
-    hidden = L.Dense(width)(x)
-    sums = [L.add([hidden, L.Dense(width)(hidden)]) for _ in range(2)]
-    return keras.Model(x, L.Dense(3)(L.concatenate(sums)))
-
-
-def _two_outputs(as_dict: bool) -> keras.Model:
-    a, b = keras.Input((6,), name="a"), keras.Input((4,), name="b")
-    hidden = L.Dense(5, activation="relu")(L.concatenate([a, b]))
-    numbers = L.Dense(3, name="numbers")(hidden)
-    classes = L.Dense(4, activation="softmax", name="classes")(hidden)
-    if as_dict:
-        return keras.Model({"a": a, "b": b}, {"numbers": numbers, "classes": classes})
-    return keras.Model([a, b], [numbers, classes])
-
-
-def _two_outputs_batch(as_dict: bool) -> Callable:
-    def batch(n: int, rng: np.random.Generator) -> tuple:
-        x = {"a": rng.normal(size=(n, 6)), "b": rng.normal(size=(n, 4))}
-        y = {"numbers": rng.normal(size=(n, 3)), "classes": rng.integers(0, 4, n)}
-        weight = {"numbers": rng.uniform(0.1, 3.0, n), "classes": rng.uniform(0.1, 3.0, n)}
-        if as_dict:
-            return x, y, weight
-        return tuple(x.values()), tuple(y.values()), tuple(weight.values())
-
-    return batch
-
-
-def _nested_outputs() -> keras.Model:
-    x = keras.Input((6,))
-    hidden = L.Dense(5, activation="tanh")(x)
-    pair = [L.Dense(3, name="first")(hidden), L.Dense(3, name="second")(hidden)]
-    return keras.Model(x, {"pair": pair, "classes": L.Dense(4, activation="softmax")(hidden)})
-
-
-def _nested_batch(n: int, rng: np.random.Generator) -> tuple:
-    x, classes, _ = _labels_with_ignored(n, rng)
-    y = {"pair": list(rng.normal(size=(2, n, 3))), "classes": classes}
-    return x, y, rng.uniform(0.1, 3.0, n)
-
-
-def pair_error(y_true: Any, y_pred: Any) -> Any:
-    """A loss of two outputs at once: by how much the product of two predictions is wrong."""
-    return keras.ops.mean(keras.ops.abs(y_true[0] * y_true[1] - y_pred[0] * y_pred[1]), axis=-1)
-
-
-def _outputs_without_rows() -> keras.Model:
-    x = keras.Input((6,))
-    hidden = L.Dense(5, activation="tanh")(x)
-    mean, total = keras.ops.mean(keras.ops.square(hidden)), keras.ops.sum(hidden, axis=0)
-    return keras.Model(x, {"all": [L.Dense(3)(hidden), mean, total]})
-
-
-def _batch_without_rows(n: int, rng: np.random.Generator) -> tuple:
-    x, y, _ = rows(n, rng)
-    return x, {"all": [y, y[:, 0], y[:, 0]]}, None  # Keras wants labels for each output
-
-
-def error_and_mean(y_true: Any, y_pred: Any) -> Any:
-    """A loss of rows, and of a mean over the rows."""
-    return keras.ops.mean(keras.ops.abs(y_true[0] - y_pred[0])) + 0.3 * y_pred[1]
 
 
 class WithPositions(L.Layer):
@@ -221,59 +147,6 @@ def _sparse_rows(n: int, rng: np.random.Generator) -> tuple:
     return x, rng.normal(size=(n, 3)), rng.uniform(0.1, 3.0, n)
 
 
-def _masked_gru() -> keras.Model:
-    x = keras.Input((None,), dtype="int32")
-    hidden = L.GRU(4, return_sequences=True)(L.Embedding(20, 4, mask_zero=True)(x))
-    return keras.Model(x, L.Dense(3)(hidden))
-
-
-def _padded_tokens(n: int, rng: np.random.Generator) -> tuple:
-    x = rng.integers(1, 20, (n, 7))
-    x[np.arange(7)[None, :] >= rng.integers(1, 8, n)[:, None]] = 0
-    return x, rng.normal(size=(n, 7, 3)), None
-
-
-def _dense(**options: Any) -> Callable[[], keras.Model]:
-    def build() -> keras.Model:
-        hidden = L.Dense(5, activation="tanh", **options)
-        return keras.Sequential([keras.Input((6,)), hidden, L.Dense(3)])
-
-    return build
-
-
-class AddsLosses(L.Layer):
-    """A layer that adds a batch mean, a sum over the rows, and a value for each row to the loss."""
-
-    def call(self, x: Any) -> Any:
-        self.add_loss(0.3 * keras.ops.mean(keras.ops.square(x)))
-        self.add_loss(0.02 * keras.ops.sum(keras.ops.square(x)))
-        self.add_loss(0.3 * keras.ops.mean(keras.ops.abs(x), axis=1))  # which Keras adds up
-        return x
-
-
-class Subclassed(keras.Model):
-    """A subclassed model whose `call` does not pass `training` on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.hidden = L.Dense(5, activation="tanh")
-        self.last = L.Dense(3)
-        self(np.zeros((1, 6)))  # builds it
-
-    def call(self, x: Any) -> Any:
-        return self.last(self.hidden(x))
-
-
-def _labels_with_ignored(n: int, rng: np.random.Generator) -> tuple:
-    y = rng.integers(0, 4, n)
-    y[1::3] = 3
-    return rng.normal(size=(n, 6)), y, None
-
-
-def squared_error(reduction: str) -> keras.losses.Loss:
-    return keras.losses.MeanSquaredError(reduction=reduction, dtype=FLOAT64)
-
-
 class Noise(L.Layer):
     """Adds noise that a function of its input draws."""
 
@@ -312,14 +185,14 @@ ODD = [
     Case("fan_out", fan_out, rows),
     Case(
         "two_outputs",
-        lambda: _two_outputs(False),
-        _two_outputs_batch(False),
+        lambda: two_outputs(False),
+        two_outputs_batch(False),
         {"loss": ["mse", LABELS], "loss_weights": [0.3, 2.0]},
     ),
     Case(
         "two_outputs_dict",
-        lambda: _two_outputs(True),
-        _two_outputs_batch(True),
+        lambda: two_outputs(True),
+        two_outputs_batch(True),
         {
             "loss": {"numbers": squared_error("mean_with_sample_weight"), "classes": LABELS},
             "loss_weights": {"numbers": 0.3, "classes": 2.0},
@@ -327,8 +200,8 @@ ODD = [
     ),
     Case(
         "nested_outputs",
-        _nested_outputs,
-        _nested_batch,
+        nested_outputs,
+        nested_batch,
         {
             "loss": {
                 "pair": pair_error,
@@ -341,8 +214,8 @@ ODD = [
     ),
     Case(
         "outputs_without_rows",
-        _outputs_without_rows,
-        _batch_without_rows,
+        outputs_without_rows,
+        batch_without_rows,
         {"loss": {"all": error_and_mean}},
     ),
     Case(
@@ -359,7 +232,7 @@ ODD = [
         lambda n, rng: (rng.integers(0, 20, (n, 7)), rng.integers(0, 20, n), None),
         {"loss": LABELS},
     ),
-    Case("masked_gru", _masked_gru, _padded_tokens),
+    Case("masked_gru", masked_gru, padded_tokens),
     Case(
         "layer_norm",
         lambda: keras.Sequential(
@@ -367,32 +240,32 @@ ODD = [
         ),
         rows,
     ),
-    Case("l2", _dense(kernel_regularizer="l2", bias_regularizer="l1"), rows),
-    Case("activity", _dense(activity_regularizer=keras.regularizers.L2(0.1)), rows),
+    Case("l2", dense(kernel_regularizer="l2", bias_regularizer="l1"), rows),
+    Case("activity", dense(activity_regularizer=keras.regularizers.L2(0.1)), rows),
     Case(
         "adds_loss",
         lambda: keras.Sequential([keras.Input((6,)), L.Dense(5), AddsLosses(), L.Dense(3)]),
         rows,
     ),
-    Case("sample_weight", _dense(), _weighted_rows),
+    Case("sample_weight", dense(), weighted_rows),
     Case(
         "mean_with_sample_weight",
-        _dense(),
-        _weighted_rows,
+        dense(),
+        weighted_rows,
         {"loss": squared_error("mean_with_sample_weight")},
     ),
     Case(
         "weights_of_both_signs",
-        _dense(),
-        _balanced_rows,
+        dense(),
+        balanced_rows,
         {"loss": squared_error("mean_with_sample_weight")},
     ),
-    Case("sum", _dense(), _weighted_rows, {"loss": squared_error("sum")}),
+    Case("sum", dense(), weighted_rows, {"loss": squared_error("sum")}),
     Case("subclassed", Subclassed, rows),
     Case(
         "ignore_class",
         lambda: keras.Sequential([keras.Input((6,)), L.Dense(4, activation="softmax")]),
-        _labels_with_ignored,
+        labels_with_ignored,
         {
             "loss": keras.losses.SparseCategoricalCrossentropy(ignore_class=3, dtype=FLOAT64),
         },
