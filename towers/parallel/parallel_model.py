@@ -55,8 +55,7 @@ def make_parallel(
     stages: Sequence[str] | None = None,
     towers_per_device: Sequence[int] | None = None,
 ) -> keras.Model:
-    """
-    Returns the model with a fit, evaluate and predict that run on towers.
+    """Returns the model with a fit, evaluate and predict that run on towers.
 
     ```python
     parallel = towers.make_parallel(model, 8)
