@@ -214,6 +214,7 @@ OPENED_ELSEWHERE = {  # each file of towers that opens a path itself, and why it
     "machine/terminal.py": "/dev/null",
     "app/command_line.py": "/dev/null",
     "app/reporting/report.py": "/dev/null",
+    "app/reporting/time_spent.py": "the system's entry of this process",
     "app/run_dir.py": "a URL's file up to a bound",
     "app/datasets/dataset.py": "the system's control groups",
     "app/datasets/image_folder.py": "objects that `files` has opened",

@@ -114,7 +114,8 @@ ENDS = {  # how each field for a text ends up: as code, as a path, or as words t
     **dict.fromkeys(NAMED, Holds.CODE),
     **dict.fromkeys(("data_dir", "init_from", "run_dir", "resume", "export"), Holds.PATH),
     **dict.fromkeys(
-        ("image_size", "stages", "optimizer", "schedule", "class_weight", "freeze", "monitor"),
+        """image_size towers_per_device stages optimizer schedule class_weight freeze
+        monitor""".split(),
         Holds.WORDS,
     ),
 }
@@ -213,6 +214,7 @@ def test_resume_lets_change_what_its_help_names_and_nothing_else(tmp_path):
         "schedule": "cosine",
         "class_weight": "0:1,1:5",
         "image_size": "8x8x1",
+        "towers_per_device": "3,1",
         "strategy": "mirrored",
     }
     free = {"tensorboard"}

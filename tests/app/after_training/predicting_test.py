@@ -71,8 +71,8 @@ def test_evaluate_is_keras_evaluate_and_reads_these_fields(model, file, out, mon
         note = lambda self, name: (self is given and read.add(name), found(self, name))[1]  # noqa: E731
         patch.setattr(TrainConfig, "__getattribute__", note)
         logs = evaluate_file(given, file, out)
-    # num_towers stands for the first, three are only checked, config.json is read by the last.
-    others = {"accumulate", "strategy", "jit_compile", "trust_run_dir"}
+    # num_towers stands for the first two, two are only checked, config.json is read by the last.
+    others = {"accumulate", "towers_per_device", "strategy", "jit_compile", "trust_run_dir"}
     assert read & {field.name for field in dataclasses.fields(TrainConfig)} ^ USED == others
     assert list(logs) == ["loss", "accuracy"]
     assert [*logs.values()] == pytest.approx(measured(model, X, Y), rel=1e-6)
