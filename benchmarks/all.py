@@ -21,8 +21,8 @@ from absl import app, flags
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import chart, readme, rounds, scaling  # noqa: E402  (found through the line above)
-from benchmarks.process import run_process  # noqa: E402
+from benchmarks import chart, readme, rounds, scaling
+from benchmarks.process import run_process
 
 _QUICK = flags.DEFINE_bool("quick", False, "Try every command with small models, in one round.")
 _PARTS = flags.DEFINE_string(

@@ -10,7 +10,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.rounds import RESULTS, ROOT, group_comparisons, read_csv  # noqa: E402  (found through the line above)
+from benchmarks.rounds import RESULTS, ROOT, group_comparisons, read_csv
 
 PEERS = {
     "fit": "Keras fit, 1 device",

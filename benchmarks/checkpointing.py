@@ -15,8 +15,8 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import rounds  # noqa: E402  (found through the line above)
-from benchmarks.machine import peak_memory_mb  # noqa: E402
+from benchmarks import rounds
+from benchmarks.machine import peak_memory_mb
 
 NEVER = 10**9  # steps
 BATCH_SIZE = 128

@@ -22,8 +22,8 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.process import ROOT  # noqa: E402  (found through the line above)
-from benchmarks.rounds import append_csv  # noqa: E402
+from benchmarks.process import ROOT
+from benchmarks.rounds import append_csv
 
 SHAPE, BATCH_SIZE, WARM_UP_BATCHES = (96, 96, 3), 128, 4
 MIB = 2**20

@@ -33,9 +33,9 @@ from absl import app, flags
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import exactness_tables as tables  # noqa: E402  (found through the line above)
-from benchmarks.process import run_process  # noqa: E402
-from benchmarks.rounds import append_csv  # noqa: E402
+from benchmarks import exactness_tables as tables
+from benchmarks.process import run_process
+from benchmarks.rounds import append_csv
 
 _PEERS_PYTHON = flags.DEFINE_string(
     "peers_python", None, "A Python with keras, torch and jax; without it, ddp and jax are left out"

@@ -20,10 +20,10 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import machine  # noqa: E402  (found through the line above)
-from benchmarks.gpu_plan import CONTENDERS, TRANSFERS, WORKLOADS, Case, make_plan  # noqa: E402
-from benchmarks.process import ProcessError, TimeLimitError, run_process  # noqa: E402
-from benchmarks.rounds import command_line  # noqa: E402
+from benchmarks import machine
+from benchmarks.gpu_plan import CONTENDERS, TRANSFERS, WORKLOADS, Case, make_plan
+from benchmarks.process import ProcessError, TimeLimitError, run_process
+from benchmarks.rounds import command_line
 
 Row: TypeAlias = "dict[str, Any]"  # by COLUMNS; "" if a value is unknown
 Table: TypeAlias = "dict[Case, Row]"

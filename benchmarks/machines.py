@@ -29,8 +29,8 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import rounds  # noqa: E402  (found through the line above)
-from benchmarks.process import run_workers  # noqa: E402
+from benchmarks import rounds
+from benchmarks.process import run_workers
 
 Rows = list[dict[str, Any]]
 

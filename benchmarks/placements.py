@@ -15,7 +15,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import rounds  # noqa: E402  (found through the line above)
+from benchmarks import rounds
 
 _WORKLOAD = flags.DEFINE_string("workload", "resnet50", "A name in workloads.py.")
 _DEVICES = flags.DEFINE_integer("num_devices", 8, "Logical CPU devices.")

@@ -16,8 +16,8 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import exactness_tables  # noqa: E402  (found through the line above)
-from benchmarks.rounds import KEY, RESULTS, group_comparisons  # noqa: E402  (as above)
+from benchmarks import exactness_tables
+from benchmarks.rounds import KEY, RESULTS, group_comparisons
 
 PAGES = {  # the tables that each page contains
     ROOT / "README.md": ("summary",),

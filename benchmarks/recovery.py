@@ -34,7 +34,7 @@ from absl import app, flags
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import rounds  # noqa: E402  (found through the line above)
+from benchmarks import rounds
 
 CGROUP = Path("/sys/fs/cgroup/memory/towers-recovery")
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}  # the other faults use SIGUSR2

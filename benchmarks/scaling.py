@@ -18,7 +18,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks.rounds import RESULTS, group_comparisons, read_csv  # noqa: E402  (found through the line above)
+from benchmarks.rounds import RESULTS, group_comparisons, read_csv
 
 PICTURE = Path(__file__).parents[1] / "docs" / "images" / "scaling.png"
 LARGE = 2e6  # bytes; a tensor of at least this size is sent alone (towers/step/exchange.py)

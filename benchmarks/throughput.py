@@ -13,7 +13,7 @@ from absl import app, flags
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import rounds  # noqa: E402  (found through the line above)
+from benchmarks import rounds
 
 _WORKLOADS = flags.DEFINE_list(
     "workloads", ["cnn", "notebook_cnn", "mlp41m", "gru"], "Names in workloads.py."

@@ -19,12 +19,12 @@ from typing import Any, NamedTuple
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras  # noqa: E402  (TensorFlow reads the variable above)
-import numpy as np  # noqa: E402
-import tensorflow as tf  # noqa: E402
-from absl import flags  # noqa: E402
+import numpy as np
+import tensorflow as tf
+from absl import flags
 
-import towers  # noqa: E402
-from towers.app.datasets import mnist  # noqa: E402
+import towers
+from towers.app.datasets import mnist
 
 TOWERS = 8  # the noise scale compares the gradients of their shards
 CHECK_FACTOR = 1.03  # the accuracy is checked again after 3% more steps

@@ -36,6 +36,13 @@ def _by_size(x: tf.Tensor, many: int, few: int) -> tf.Tensor:
     return count * tf.where(count > 5, many, few)
 
 
+def _shape_twice(x: tf.Tensor) -> tf.Tensor:
+    """Reads one shape as a tower has it, and as the batch has it."""
+    shape = tf.shape(x)
+    return tf.reshape(tf.exp(x), shape) + tf.reduce_sum(tf.cast(shape, x.dtype))
+
+
+add("Reshape", _shape_twice, N34)
 add("Reshape", lambda x: tf.reshape(x, [-1, 12]), N34)
 add("Reshape", lambda x: tf.reshape(x, [-1, 4]), N34)
 add("Reshape", lambda x: tf.reshape(tf.reshape(x, [-1, 4]), [-1, 3, 4]), N34)

@@ -19,9 +19,8 @@ OPENERS = {
     "lock": files.open_to_lock,
     "data": lambda path: files.read(path, 100, follow=True),
     "gzip": files.read_gzip,
-    "check": files.check_data,
 }
-FOLLOWING = ("data", "gzip", "check")
+FOLLOWING = ("data", "gzip")
 
 
 def make_socket(path):

@@ -72,14 +72,6 @@ def read_end(path: str | os.PathLike[str], most: int) -> str:
         return file.read(most).decode(errors="replace")
 
 
-def check_data(path: str | os.PathLike[str]) -> None:
-    """Raises RefusedError unless the path, or what it links to, is a regular file.
-
-    Call it before a library opens the path, because opening a named pipe waits for a writer.
-    """
-    _check_kind(path, os.stat(path))
-
-
 def check_link(path: str | os.PathLike[str]) -> None:
     """Raises RefusedError if the path is a symbolic link. Call it before a library opens it."""
     if os.path.islink(path):
