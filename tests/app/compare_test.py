@@ -222,3 +222,5 @@ def test_the_command_says_whether_runs_are_equal(plain, tmp_path):
     assert done.returncode == 1 and "came first: data" in done.stdout
     done = processes.run("-m", "towers.compare", plain, cwd=tmp_path)
     assert done.returncode == 2 and "towers-compare RUN_A RUN_B" in done.stderr
+    done = processes.run("-m", "towers.compare", plain, "nothing", cwd=tmp_path)
+    assert done.returncode == 2 and "error: nothing does not exist" in done.stderr

@@ -203,8 +203,11 @@ def run(argv: list[str]) -> int:
     if "--help" in more:
         command_line.show(str(__doc__))
         return EQUAL
-    if len(words) != 2 or not all(Path(word).exists() for word in words):
+    if len(words) != 2:
         raise ValueError("compare needs two directories of runs: towers-compare RUN_A RUN_B.")
+    for word in words:
+        if not Path(word).exists():
+            raise ValueError(f"{word} does not exist: give the directory of a run.")
     code, lines = compare(Path(words[0]), Path(words[1]), functools.partial(_replay, more))
     command_line.show("\n".join(lines))
     return code
