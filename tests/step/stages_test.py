@@ -1,6 +1,6 @@
 """Towers in stages: which layer is in which, the bits of whole towers, and a full pipeline.
 
-`python -m tests.step.stages_test S M`: how long S devices wait for stages that sleep, of M towers.
+`python -m tests.step.stages_test S M`: whether S devices have work in each slot, of M towers.
 """
 
 import collections
@@ -8,8 +8,8 @@ import dataclasses
 import itertools
 import subprocess
 import sys
+import threading
 import warnings
-import time
 
 import keras
 import numpy as np
@@ -172,31 +172,49 @@ def test_a_device_computes_its_own_stage_and_adds_its_gradients():
     }
 
 
-class Sleeps(L.Layer):
-    """Sleeps forward and backward, and notes when."""
+class Slots:
+    """The slots of a full pipeline. A call ends when all calls of its slot have begun.
 
-    noted: list = []
-    SECONDS = 0.04
+    slot:    0  1  2  3  4  5        M = 2 towers, S = 2 stages, forward and backward
+    stage 0  F0 F1    B0    B1
+    stage 1     F0 B0 F1 B1          one call of a tower makes both
+    """
 
-    @classmethod
-    def sleep(cls, x):
-        begin = time.perf_counter()
-        time.sleep(cls.SECONDS)
-        cls.noted.append((begin, time.perf_counter()))
-        return x
+    def __init__(self, num_stages, num_towers):
+        self.slots = [[] for _ in range(num_stages)]  # of each stage, in the order of its calls
+        ends = {(t, -1): 0 for t in range(num_towers)}
+        queues = [one_forward_one_backward(s, num_stages, num_towers) for s in range(num_stages)]
+        while any(queues):
+            for slots, queue in zip(self.slots, queues, strict=True):
+                while queue and (queue[0][0], queue[0][1] - 1) in ends:
+                    tower, level = queue.pop(0)
+                    begin = max(ends[tower, level - 1], slots[-1] + 1 if slots else 0)
+                    slots += range(begin, begin + (2 if level == num_stages - 1 else 1))
+                    ends[tower, level] = slots[-1] + 1
+        self.count = max(ends.values())
+        sizes = collections.Counter(slot for slots in self.slots for slot in slots)
+        self._barriers = {slot: threading.Barrier(size) for slot, size in sizes.items()}
+        self._ahead = [iter(slots) for slots in self.slots]
 
     def call(self, x):
+        """Waits for the others of the slot; each stage has its own number of features."""
+        self._barriers[next(self._ahead[x.shape[1] - 1])].wait(timeout=60)
+        return x
+
+
+class Calls(L.Layer):
+    def call(self, x):
         @tf.custom_gradient
-        def slept(x):
+        def called(x):
             return tf.raw_ops.Snapshot(input=x), lambda dy: tf.raw_ops.Snapshot(input=dy)
 
-        return slept(x)
+        return called(x)
 
 
-def share_waited(num_stages, num_towers):
-    """The share of a step, of one device group, that devices do not sleep; the best of three."""
-    layers = [layer for _ in range(num_stages) for layer in (L.Dense(2), Sleeps())]
-    model = keras.Sequential([keras.Input((2,)), *layers])
+def fill_pipeline(num_stages, num_towers):
+    """Makes a step whose devices work in each slot; BrokenBarrierError if one of them waits."""
+    layers = [layer for n in range(num_stages) for layer in (L.Dense(n + 1), Calls())]
+    model = keras.Sequential([keras.Input((1,)), *layers])
     step = towers.TowerStep(
         model,
         "sgd",
@@ -204,21 +222,14 @@ def share_waited(num_stages, num_towers):
         policy=GPU,
         num_towers=num_towers,
         gpus_per_tower=num_stages,
-        devices=[f"/cpu:{i}" for i in range(num_stages)],
+        devices=devices(num_stages),
         stages=[layer.name for layer in layers[2::2]],
     )
-    x = np.ones([num_towers, 2])
-    with called_in_towers(Sleeps.sleep):
-        step.train_batch(x, x)
-    shares = []
-    for _ in range(3):
-        Sleeps.noted = []
-        step.train_batch(x, x)
-        begins, ends = zip(*Sleeps.noted, strict=True)
-        assert len(begins) == 2 * num_stages * num_towers
-        busy = len(begins) * Sleeps.SECONDS
-        shares.append(1 - busy / (num_stages * (max(ends) - min(begins))))
-    return min(shares)
+    slots = Slots(num_stages, num_towers)
+    assert slots.count == 2 * (num_towers + num_stages - 1)
+    assert all(len(own) == 2 * num_towers for own in slots.slots)
+    with called_in_towers(slots.call):
+        step.train_batch(np.ones([num_towers, 1]), np.ones([num_towers, num_stages]))
 
 
 @pytest.mark.telling("gpu-2-shared")
@@ -266,19 +277,17 @@ def test_a_stage_holds_no_more_towers_than_are_ahead_of_it(num_towers):
 def test_the_pipeline_is_full(num_stages, num_towers):
     """Devices wait at the pipeline's two ends alone, (S-1) / (M+S-1) of the time.
 
-    TensorFlow here has as many threads as cores: more stages than these sleep in another process.
+    TensorFlow here has as many threads as cores: more stages than these meet in another process.
     """
     if num_stages == 2:
-        found = share_waited(num_stages, num_towers)
+        fill_pipeline(num_stages, num_towers)
     else:
         command = [sys.executable, "-m", "tests.step.stages_test", f"{num_stages}", f"{num_towers}"]
-        found = float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
-    expected = (num_stages - 1) / (num_towers + num_stages - 1)
-    assert expected - 0.01 < found < expected + 0.05
+        subprocess.run(command, check=True)
 
 
 if __name__ == "__main__":
     tf.config.threading.set_inter_op_parallelism_threads(16)
     stages, count = map(int, sys.argv[1:])
     towers.logical_cpus(stages, set_threads=False)
-    print(share_waited(stages, count))
+    fill_pipeline(stages, count)
