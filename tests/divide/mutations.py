@@ -24,7 +24,7 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 
 import keras  # noqa: E402, F401  (before the first fork: its import takes seconds)
 
-MODULES = ("arithmetic", "shapes", "layers", "rule", "lists", "loops", "analysis")
+MODULES = ("arithmetic", "shapes", "layers", "rule", "lists", "loops", "analysis", "as_rows")
 TESTS = ("arithmetic", "shapes", "layers", "loops")
 FOLDER = Path(__file__).parents[2] / "towers" / "divide"
 SECONDS = 180  # for the cases of one changed function; a loop that never ends is a difference

@@ -4,6 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tests.divide.whole_and_divided import (
+    IMAGE,
     N3,
     N34,
     R,
@@ -272,6 +273,51 @@ add_once(
     lambda i: tf.gather(tf.transpose(tf.sort(i, 0)), _total(i)),
     N3, fill="labels",
 )  # fmt: skip
+
+
+def _in_blocks(x: tf.Tensor, *block: int) -> tf.Tensor:
+    """Returns [n, ...] as [blocks * n, ...], as before a dilated convolution."""
+    return tf.space_to_batch(x, block, [[0, 0]] * len(block))
+
+
+def _from_blocks(x: tf.Tensor, *block: int) -> tf.Tensor:
+    return tf.batch_to_space(x, block, [[0, 0]] * len(block))
+
+
+GRID = ("n", 4, 2)
+for dilated, *rest in (
+    (lambda x, w: tf.nn.convolution(x, w, padding="SAME", dilations=2), IMAGE, (3, 3, 2, 4)),
+    (lambda x, w: tf.nn.convolution(x, w, dilations=2), GRID, (2, 2, 3)),
+):
+    add("SpaceToBatchND", dilated, *rest)
+    for which in (0, 1):
+        add("BatchToSpaceND", gradient_of(dilated, which), *rest)
+    add("Conv2D", dilated, *rest)
+    add("Conv2DBackpropInput", gradient_of(dilated), *rest)
+    add("Conv2DBackpropFilter", gradient_of(dilated, 1), *rest)
+add("SpaceToBatchND", lambda x: _in_blocks(x, 2, 3), IMAGE)
+add_once("SpaceToBatchND", lambda x: _in_blocks(x, 1, 2), (2, "n", 4, 2))
+add_once("SpaceToBatchND", lambda x: _in_blocks(x, tf.minimum(tf.shape(x)[0], 1), 2), IMAGE)
+add("Sum", lambda x: tf.reduce_sum(tf.sin(_in_blocks(x, 2)), 0), GRID)
+add("Mean", lambda x: tf.reduce_mean(_in_blocks(x, 2), 0), GRID)
+add("Mul", lambda x: _in_blocks(x, 2) * tf.sin(_in_blocks(x, 2)), GRID)
+add("Reshape", lambda x: tf.reshape(_in_blocks(x, 2), [-1, 4]), GRID)
+add("Tile", lambda x: tf.tile(_in_blocks(x, 2), [1, 2, 1]), GRID)
+add("BatchToSpaceND", lambda x: _from_blocks(tf.sin(_in_blocks(x, 2, 1)), 1, 2), IMAGE)
+add_once(
+    "BatchToSpaceND",
+    lambda x: _from_blocks(_in_blocks(tf.reshape(x, [-1, 2, 2, 2]), 2, 1), 2, 2),
+    ("n", 4, 2, 2),
+)
+add_once("BatchToSpaceND", lambda x: _from_blocks(tf.reshape(x, [-1, 2, 2]), 2), GRID)
+# Blocks of rows, beside as many rows in order, whole rows, and other blocks.
+add("AddV2", lambda x: _in_blocks(x, 2) + tf.reshape(x, [-1, 2, 2]), GRID)
+add_once("AddV2", lambda x: _in_blocks(x, 2) + tf.sort(_in_blocks(x, 2), 0), GRID)
+add_once(
+    "AddV2", lambda x, y: _in_blocks(x, 4) + _in_blocks(tf.reshape(y, [-1, 2, 2]), 2), GRID, GRID
+)
+add_once("Reshape", lambda x: tf.reshape(_in_blocks(x, 2), [-1, 8]), GRID)
+add_once("ReverseV2", lambda x: tf.reverse(_in_blocks(x, 2), [0]), GRID)
 
 
 def _total(i: tf.Tensor) -> tf.Tensor:

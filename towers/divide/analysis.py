@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from towers.divide import arithmetic, layers, loops, own_moments, shapes  # noqa: F401  (rules)
+from towers.divide import arithmetic, as_rows, layers, loops, own_moments, shapes  # noqa: F401  (rules)
 from towers.divide.context import roots
 from towers.divide.facts import (
-    EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Op, Value, rows, rows_of,
+    EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Op, Value,
 )  # fmt: skip
 from towers.divide.flat import has_effects, new_op
 from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
@@ -194,34 +194,11 @@ class Analysis:
         each = own_moments.each_of(op, self._markers) if self._markers else None
         if each is None and EACH in look.facts():
             each = own_moments.elementwise(op)
-        each = each or self._by_rule(op) or arithmetic.joined_segments(look)
+        each = each or as_rows.in_blocks(op, self.probes, self._by_rule) or self._by_rule(op)
+        each = each or arithmetic.joined_segments(look)
         # Cutting and joining rows takes time, which only such work is worth.
         if each is None and _WORK.search(op.type) and not self.is_inside:
-            return self._cut_again(op)
-        return each
-
-    def _cut_again(self, op: Op) -> Each | None:
-        """Returns how towers run an operation on their rows of whole values, or None."""
-        whole, found = op.inputs, {}
-        for value in whole:
-            axis = None if value.fact != ONCE else self.probes.rows_axis(value)
-            # Show rows to the rule where a whole value has as many rows as the batch.
-            if axis is not None:
-                cut = new_op("Identity", op.source, [value], [value]).outputs[0]
-                cut.fact = rows(axis)
-                self.probes.alias(cut, value)
-                found[value] = cut
-        op.inputs = [found.get(value, value) for value in whole]
-        each = self._by_rule(op) if found else None
-        # The rule has answered about the cuts; the operation reads the whole values behind them.
-        op.inputs = whole
-        if each is None:
-            return None
-        source = {cut: value for value, cut in found.items()}
-        each.needs = [
-            (source.get(value, value), rows_of(value.fact.axis) if value in source and need == OWN
-             else need) for value, need in each.needs
-        ]  # fmt: skip
+            return as_rows.cut_again(op, self.probes, self._by_rule)
         return each
 
     def _by_rule(self, op: Op) -> Each | None:
@@ -240,12 +217,12 @@ class Analysis:
             return None
         return each
 
-    def _has_rows(self, value: Value, fact: tuple[str, int]) -> bool:
+    def _has_rows(self, value: Value, fact: Fact) -> bool:
         """Returns whether the sizes of a value agree with its fact."""
-        if fact[0] != "rows":
+        if not fact.has_rows:
             return True
         dims = self.probes.dims(value)
-        return dims is not None and is_rows(dims[fact[1]])
+        return dims is not None and is_rows(dims[fact.axis])
 
     def _is_size(self, look: Look) -> bool:
         """Returns whether a result follows from shapes and constants, and does not count rows."""
@@ -273,7 +250,7 @@ class Analysis:
                 constant = [dim[0] if len(set(dim)) == 1 else None for dim in dims]
                 value.shape = value.shape.merge_with(constant)  # the trace may know less
             # The axis of rows is N times a constant; each other axis must be known or read.
-            if value.fact.kind == "rows":
+            if value.fact.has_rows:
                 is_known = value.shape.rank is not None and dims is not None
                 value.rows_each = rows_each(dims[axis]) if is_known else None
                 others = [dim for a, dim in enumerate(dims or ()) if a != axis]

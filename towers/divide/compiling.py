@@ -69,7 +69,7 @@ def is_worth_it(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
     sizes = [
         size for value in ends
         for axis, size in enumerate(value.shape if value.shape.rank is not None else [None])
-        if (value.fact.kind, value.fact.axis) != ("rows", axis)
+        if not value.fact.has_rows or value.fact.axis != axis
     ]  # fmt: skip
     return any(op.type in LOOPS for op in ops) and None not in sizes
 

@@ -168,7 +168,7 @@ class Context:
     def _shape(self, op: Op, value: Value, out: Value) -> tf.Tensor:
         """Returns the shape, or the size, of the batch's value."""
         sizes: list[Any] = value.shape.as_list()
-        if value.fact.kind == "rows":
+        if value.fact.has_rows:
             axis, each = value.fact.axis, value.rows_each
             sizes[axis] = tf.cast(each * self.place.total, out.dtype)
         if None in sizes:  # another size that changes from batch to batch: each tower's is the same
@@ -192,7 +192,7 @@ def _attribute(value: int | tf.DType) -> Any:
 
 def open_shape(value: Value) -> tf.TensorShape:
     """Returns the shape of the trace, for any number of rows."""
-    if value.fact.kind != "rows" or value.shape.rank is None or value.dtype == tf.variant:
+    if not value.fact.has_rows or value.shape.rank is None or value.dtype == tf.variant:
         return value.shape
     return tf.TensorShape([None if a == value.fact.axis else n for a, n in enumerate(value.shape)])
 

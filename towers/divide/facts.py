@@ -3,6 +3,7 @@
 fact    where the value is                                     how it arises
 once    one value, on the parameter device                     parameters, sums, all else
 rows    each tower holds its own rows, along an axis           the batch; row by row
+blocks  the same, but its rows are in each of several blocks   dilated convolutions
 part    each tower holds a part; the sum of the parts is it    sums over rows
 each    each tower holds a value of its own                    means of batch_norm="average"
 size    follows from shapes and constants; made where needed   tf.shape(x)[0], constants
@@ -18,11 +19,18 @@ import tensorflow as tf
 class Fact(NamedTuple):
     """Says where a tensor's value is. A TensorList has the fact of its elements.
 
-    axis: the axis of the rows; -1 for other kinds.
+    axis: the axis of the rows; -1 for other kinds. num_blocks: how often the rows of the batch
+        follow each other along it, changed each time.
     """
 
     kind: str
     axis: int = -1
+    num_blocks: int = 1
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether each tower holds its own rows."""
+        return self.kind in ("rows", "blocks")
 
 
 ONCE, PART, SIZE = Fact("once"), Fact("part"), Fact("size")
@@ -35,6 +43,11 @@ SAME = Fact("same")  # a TensorList whose elements are all one value from outsid
 def rows(axis: int) -> Fact:
     """Returns the fact of a tensor whose rows lie along an axis."""
     return Fact("rows", axis)
+
+
+def blocks(count: int) -> Fact:
+    """Returns the fact of a tensor with several blocks of rows, one behind the other on axis 0."""
+    return Fact("blocks", 0, count)
 
 
 class Need(NamedTuple):

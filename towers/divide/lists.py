@@ -21,7 +21,9 @@ def need_for(fact: Fact, value: Value | None = None) -> Need:
     """Returns how a tower reads a value that is to have this fact. value: it, if it is a list."""
     if value is not None and value.dtype == tf.variant:
         return WHOLE if value.op.each is None else OWN
-    return {"rows": rows_of(fact.axis), "part": AS_PART, "empty": OWN}.get(fact.kind, WHOLE)
+    return {"rows": rows_of(fact.axis), "part": AS_PART, "empty": OWN, "blocks": OWN}.get(
+        fact.kind, WHOLE
+    )
 
 
 def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | None:
@@ -68,7 +70,7 @@ def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> 
         if sizes is None:
             return tf.constant(-1)
         own: list[Any] = list(sizes)
-        if fact.kind == "rows" and dims is not None:
+        if fact.has_rows and dims is not None:
             axis = fact.axis
             own[axis] = dims[axis + first][0] // ROWS[0] * context.place.count
         return tf.stack(own)
@@ -145,8 +147,8 @@ def _put(look: Look, item: int) -> Each | None:
     if before == ONCE and added != ONCE or before == ONCE and whole.op.each is None:
         return None
     fact = joined(before, added, look.probes, *([value] if added == ONCE else []))
-    if fact is None or fact == EMPTY:
-        return None
+    if fact is None or fact == EMPTY or fact.kind == "blocks" and look.type == "TensorListSetItem":
+        return None  # no rule joins the elements of a list of blocks
     shapes = [None if s.rank is None else s for s in look.probes.shapes(value)]
     needs = [(whole, OWN), *((v, WHOLE) for v in look.inputs[1:item]), (value, need_for(fact))]
     return Each(needs, [fact], elements=[Elements(shapes, whole.elements.number, source)])
@@ -224,7 +226,7 @@ def pop_back(look: Look) -> Each | None:
         needs = [(look.inputs[0], OWN), (elements.source, WHOLE)]
         return Each(needs, [SAME, ONCE], _pass_on, elements=[elements, Elements()])
     found = _element(look, 1)
-    if fact != PART and fact.kind != "rows" or found is None:
+    if fact != PART and not fact.has_rows or found is None:
         return _once_in_towers(look, 1)
     shape, known = found
 

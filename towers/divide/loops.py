@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from towers.divide.context import Context, reads
 from towers.divide.facts import (
-    EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Op, Value,
+    EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Op, Value, rows,
 )  # fmt: skip
 from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
 from towers.divide.lists import LISTS, joined, need_for
@@ -85,9 +85,9 @@ def _check(ops: Iterable[Op]) -> None:
         for value, need in needs:
             kind = value.fact.kind
             is_met = need.kind in ("whole", "shape") and kind not in ("once", "size")
-            is_split = kind in ("rows", "part")
-            is_moved = need.kind == "rows" and is_split and value.fact.axis != need.axis
-            if is_met or is_moved or need.kind == "part" and kind == "rows":
+            is_split = kind == "part" or value.fact.has_rows
+            is_moved = need.kind == "rows" and is_split and value.fact != rows(need.axis)
+            if is_met or is_moved or need.kind == "part" and value.fact.has_rows:
                 raise _NotInTowers
 
 

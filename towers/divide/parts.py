@@ -94,7 +94,7 @@ def _follows_from_rows(value: Value) -> bool:
     stack, seen = [value], set()
     while stack:
         last = stack.pop()
-        if last.fact.kind in ("rows", "part"):
+        if last.fact == PART or last.fact.has_rows:
             return True
         if last not in seen and last.fact != SIZE:
             seen.add(last)

@@ -135,7 +135,7 @@ class Probes:
         It has rows, its result has a fixed size, and TensorFlow refuses it for many rows. For few
         rows, it refuses others, too, such as the search for the largest 16.
         """
-        has_rows = any(value.fact.kind == "rows" for value in op.inputs)
+        has_rows = any(value.fact.has_rows for value in op.inputs)
         if not has_rows or not op.outputs:
             return False
         is_fixed_size = all(value.shape.num_elements() for value in op.outputs)

@@ -154,7 +154,7 @@ def _rows_read(op: Op, causes: Mapping[Op, Op], probes: Probes) -> list[Value]:
         dims = probes.dims(value)
         return dims is None or value.dtype == tf.variant or not all(map(is_fixed, dims))
 
-    return [v for v in op.inputs if v.fact.kind == "rows" or v.op in causes and has_rows(v)]
+    return [v for v in op.inputs if v.fact.has_rows or v.op in causes and has_rows(v)]
 
 
 def _bytes(value: Value, probes: Probes) -> Bytes:

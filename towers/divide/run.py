@@ -155,11 +155,26 @@ class Run:
         """Returns the rows of all towers, in order."""
         axis = value.fact.axis
         own = self.real_parts(value)
+        if value.fact.kind == "blocks":
+            return self._joined_blocks(own, value.fact.num_blocks)
         if self.machine.exchange.is_alone:
             return tf.concat(own, axis)
         front = [axis, *(a for a in range(value.shape.rank or 1) if a != axis)]
         rows = self.machine.exchange.concat([tf.transpose(part, front) for part in own])
         return tf.transpose(rows, [front.index(a) for a in range(len(front))])
+
+    def _joined_blocks(self, own: list[Any], count: int) -> tf.Tensor:
+        """Returns the rows of all towers, in order within each of B blocks.
+
+        own: for each tower, its B * n rows.
+        """
+        front = [1, 0, *range(2, own[0].shape.rank + 1)]
+        parts = []
+        for part in own:
+            divided = tf.reshape(part, tf.concat([[count, -1], tf.shape(part)[1:]], 0))
+            parts.append(tf.transpose(divided, front))  # [n, B, ...]
+        joined = tf.transpose(self.machine.exchange.concat(parts), front)
+        return tf.reshape(joined, tf.concat([[-1], tf.shape(joined)[2:]], 0))
 
     def real_parts(self, value: Value) -> list[Any]:
         """Returns what each tower adds to a value: no rows, if the tower has none."""

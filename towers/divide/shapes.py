@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, rows, rows_of, shape_of
+from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, blocks, rows, rows_of, shape_of
 from towers.divide.probes import ROWS, is_fixed
-from towers.divide.rule import Dims, Look, kept_axes, rule, rule_of_rows
+from towers.divide.rule import FIRST, Dims, Look, kept_axes, rule, rule_of_rows
 
 
 def _product(dims: Sequence[Any]) -> tuple[int, ...]:
@@ -47,6 +47,24 @@ def squeeze(look: Look) -> Each | None:
 def transpose(look: Look) -> Each | None:
     """Moves the axis of the rows."""
     return look.own_first(rows([int(axis) for axis in look.const(1)].index(look.fact(0).axis)))
+
+
+@rule_of_rows("SpaceToBatchND")
+def to_blocks(look: Look) -> Each | None:
+    """Makes several images of each image, as before a dilated convolution: a block of each."""
+    sizes = look.const(1)
+    if sizes is None or look.fact(0) != FIRST:
+        return None
+    return look.own_first(blocks(int(np.prod(sizes))))
+
+
+@rule("BatchToSpaceND")
+def from_blocks(look: Look) -> Each | None:
+    """Makes one image of the images in several blocks, as after a dilated convolution."""
+    sizes = look.const(1)
+    if sizes is None or look.fact(0) != blocks(int(np.prod(sizes))):
+        return None
+    return look.own_first(FIRST)
 
 
 def _joined(look: Look, indices: range, place: Callable[[int], int | None]) -> Each | None:

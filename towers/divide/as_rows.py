@@ -1,0 +1,75 @@
+"""Asks the rules of operations about inputs as if these were rows of the towers, in order."""
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from towers.divide.facts import (
+    ONCE, OWN, PART, WHOLE, Each, Fact, Op, Value, rows, rows_of, shape_of,
+)  # fmt: skip
+from towers.divide.flat import new_op
+from towers.divide.probes import Probes
+from towers.divide.rule import FIRST
+
+Ask: TypeAlias = Callable[[Op], Each | None]
+
+
+def cut_again(op: Op, probes: Probes, ask: Ask) -> Each | None:
+    """Returns how towers run an operation on their rows of whole values, or None.
+
+    ask: gives the answer of the table's rule.
+    """
+    axes = {value: probes.rows_axis(value) for value in op.inputs if value.fact == ONCE}
+    # Show rows to the rule where a whole value has as many rows as the batch.
+    shown = {value: rows(axis) for value, axis in axes.items() if axis is not None}
+    each = _answer(op, probes, ask, shown)
+    if each is not None:
+        each.needs = [
+            (value, rows_of(shown[value].axis) if value in shown and need == OWN else need)
+            for value, need in each.needs
+        ]
+    return each
+
+
+def in_blocks(op: Op, probes: Probes, ask: Ask) -> Each | None:
+    """Returns how towers run an operation on rows in blocks, or None.
+
+    They run it as on rows in order, if it changes each row alone, or adds rows up.
+    """
+    facts = {value.fact for value in op.inputs if value.fact.kind == "blocks"}
+    shown = {value: FIRST for value in op.inputs if value.fact in facts}
+    each = _answer(op, probes, ask, shown) if len(facts) == 1 else None
+    if each is None:
+        return None
+    for value, need in each.needs:
+        # Other values with as many rows have them in order.
+        if need not in ((OWN, rows_of(0)) if value in shown else (WHOLE, shape_of(0))):
+            return None
+
+    def count(value: Value) -> Any:
+        dims = probes.dims(value)
+        return dims[0] if dims else None
+
+    counts = {count(value) for value in shown}
+    for i, (value, fact) in enumerate(zip(op.outputs, each.facts, strict=True)):
+        if fact == FIRST and {count(value)} == counts:
+            each.facts[i] = next(iter(facts))
+        elif fact != PART:
+            return None
+    each.needs = [(value, OWN if value in shown else need) for value, need in each.needs]
+    return each
+
+
+def _answer(op: Op, probes: Probes, ask: Ask, shown: Mapping[Value, Fact]) -> Each | None:
+    """Returns what the rule would say if these inputs had other facts."""
+    given, cuts = op.inputs, {}
+    for value, fact in shown.items():
+        cuts[value] = new_op("Identity", op.source, [value], [value]).outputs[0]
+        cuts[value].fact = fact
+        probes.alias(cuts[value], value)
+    op.inputs = [cuts.get(value, value) for value in given]
+    each = ask(op) if shown else None
+    # The rule has answered about the cuts; the operation reads the values behind them.
+    op.inputs, behind = given, {cut: value for value, cut in cuts.items()}
+    if each is not None:
+        each.needs = [(behind.get(value, value), need) for value, need in each.needs]
+    return each
