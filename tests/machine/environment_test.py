@@ -18,6 +18,7 @@ import tensorflow as tf
 import towers
 from tests import processes
 from towers.machine import environment
+from towers.step.placement import Placement
 from towers.machine.user_lines import (
     current_line,
     line_of,
@@ -225,6 +226,10 @@ def test_an_error_knows_the_innermost_line_that_it_or_its_cause_came_through():
     assert line_of_error(error) is None
     error.__cause__ = caught.value
     assert line_of_error(error) == line
+    with pytest.raises(ValueError) as caught:
+        Placement("everywhere")  # a dataclass, whose __init__ is in no file
+    line = f"{HERE}:{line_number() - 1}"
+    assert line_of_error(caught.value) == line
 
 
 def test_warnings_name_the_users_line():

@@ -36,6 +36,7 @@ def test_copies_are_made_where_devices_have_memories_of_their_own(name):
     [
         ("batch_norm", "mean", "'mean'.* must be one of average, synchronized, tower0"),
         ("strategy", "everywhere", "'everywhere'.* must be one of parameter_server"),
+        ("add_on", "gpu", "'gpu'.* must be one of auto, cpu"),
         ("gpus_per_tower", 1.5, r"gpus_per_tower \(1.5\) must be an integer"),
         ("towers_per_device", [3, 0], r"towers_per_device \(\[3, 0\]\) must be a list with"),
         ("towers_per_device", "3,1", "must be a list with the number of towers on each"),

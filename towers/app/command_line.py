@@ -47,8 +47,8 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
             "devices",
             "Devices and workers",
             "num_gpus num_towers accumulate logical_gpus device "
-            "towers_per_device variable_device strategy gpus_per_tower stages jit_compile cpu_threads deterministic "
-            "worker_timeout devices plan",
+            "towers_per_device variable_device strategy add_on gpus_per_tower "
+            "stages jit_compile cpu_threads deterministic worker_timeout devices plan",
         ),
         (
             "saving",

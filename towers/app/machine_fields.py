@@ -149,6 +149,14 @@ class MachineFields:
         Role.FREE,
         refused={choices.ASYNC: choices.ASYNC_REFUSED},
     )
+    add_on: str = choice(
+        "auto",
+        choices.ADD_ON,
+        "The devices that add the towers' gradients. auto adds on GPUs if towers run there. cpu "
+        "adds on the CPU alone: no GPU sends to another one, which helps if a link between them "
+        "fails. Both give the same bits, except in sums of denormal numbers.",
+        ON_THE_MACHINE,
+    )
     gpus_per_tower: int = count(
         1,
         "The number of GPUs that share the layers of each tower, in as "

@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from towers.divide.copies import Copies, NoCopies, copies_of
 from towers.machine.devices import CPU, HOST, Policy, place_towers
+from towers.machine.links import try_links
 from towers.step.exchange import Exchange
 from towers.step.placement import Placement
 from towers.step.stages import Stages
@@ -64,13 +65,16 @@ def make_machine(
     model: keras.Model, optimizer: keras.optimizers.Optimizer | None, devices: Sequence[str],
     exchange: Exchange, placement: Placement, policy: Policy, home: str,
 ) -> Machine:  # fmt: skip
-    """Returns the machine of a model's steps, without XLA.
+    """Returns the machine of a model's steps, without XLA, after trying its links.
 
     optimizer: the optimizer, built; None makes no copies. devices: all devices of this worker.
 
-    Raises ValueError if the model cannot be divided into stages or copied, or towers_per_device
-    does not fit the devices and towers.
+    Raises ValueError if the model cannot be divided into stages or copied, towers_per_device does
+    not fit the devices and towers, or a link changes bits or hangs.
     """
+    policy = placement.policy_for(policy, home)
+    if not policy.shares_memory:
+        try_links(tuple(devices), between=placement.add_on == "auto")
     assert len(devices) % placement.gpus_per_tower == 0, "num_groups has checked it"
     firsts = devices[:: placement.gpus_per_tower]
     towers = place_towers(len(exchange.local_towers), firsts, placement.towers_per_device)

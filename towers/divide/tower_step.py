@@ -83,6 +83,10 @@ class TowerStep:
         towers_per_device: the number of towers on each device, such as [3, 1] if the first one is
             three times as fast; with stages, on each group of devices. Any numbers with the same
             sum give the same bits. Default: equal numbers.
+        add_on: the devices that add the towers' gradients and other sums. "auto" adds on GPUs if
+            towers run there. "cpu" adds on the CPU alone, and devices send nothing to each other,
+            which helps if a link between them fails. Both give the same bits, except in sums of
+            denormal numbers (below 1e-38), which CPUs and GPUs treat differently.
         policy: how devices are used. Default: the policy for their kind, CPU or GPU.
         cluster: the workers that share the towers. Each makes the same step and passes the same
             global batches. Default: the workers that the environment names.
@@ -108,14 +112,16 @@ class TowerStep:
         batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
         gpus_per_tower: int = 1, stages: Sequence[str] | None = None,
-        towers_per_device: Sequence[int] | None = None, policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
+        towers_per_device: Sequence[int] | None = None, add_on: str = "auto",
+        policy: Policy | None = None, cluster: Workers | None = None, noise_scale: bool = False,
         own_rows: bool = False, batch_size: int | None = None,
     ) -> None:  # fmt: skip
         checks.check_model(model)
         checks.check_choice("nonfinite", nonfinite, choices.NONFINITE)
         placement = Placement(
-            strategy, gpus_per_tower, stages, batch_norm or "synchronized", towers_per_device
-        )
+            strategy, gpus_per_tower, stages, batch_norm or "synchronized", towers_per_device,
+            add_on,
+        )  # fmt: skip
         placement.check_jit_compile(jit_compile)
         self.devices = devices_lib.device_list(devices)
         devices_lib.check_devices(self.devices)
@@ -129,13 +135,13 @@ class TowerStep:
         self.num_towers, self.local_towers = num_towers, exchange.local_towers
         if devices is None and (shared := undivided_cpu(len(self.local_towers), is_chosen)):
             warn_user(shared)
-        self.policy = policy_of(self.devices) if policy is None else policy
         self.parameter_device = variables_device(model)
         self._twin = twin_of(model, optimizer, loss, loss_weights, metrics)
         self.machine = make_machine(
-            model, self.optimizer, self.devices, exchange, placement, self.policy,
-            self.parameter_device,
+            model, self.optimizer, self.devices, exchange, placement,
+            policy_of(self.devices) if policy is None else policy, self.parameter_device,
         )  # fmt: skip
+        self.policy = self.machine.policy
         self.tower_devices, self.stages = self.machine.devices, self.machine.stages
         self.strategy = self.machine.copies
         self.uses_xla = uses_xla(

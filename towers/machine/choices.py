@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 BATCH_NORM = ("average", "synchronized", "tower0")
 NONFINITE = ("apply", "stop", "skip")
+ADD_ON = ("auto", "cpu")
 
 
 @dataclass(frozen=True)

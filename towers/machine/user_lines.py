@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 
@@ -63,12 +64,18 @@ def line_of_error(error: BaseException | None) -> str | None:
     """Returns the innermost line of the user's code that raised an error or its cause, or None."""
     while error is not None:
         walked = list(traceback.walk_tb(error.__traceback__))
-        frames = ((frame.f_code.co_filename, number) for frame, number in reversed(walked))
+        frames = ((_file_of(frame), number) for frame, number in reversed(walked))
         line = _first_of_the_users(each for each in frames if "site-packages" not in each[0])
         if line != _UNKNOWN:
             return line
         error = error.__cause__
     return None
+
+
+def _file_of(frame: FrameType) -> str:
+    """Returns the file of a frame's code; for a method that a dataclass generated, its class'."""
+    name = frame.f_code.co_filename
+    return str(frame.f_globals.get("__file__", name)) if name == "<string>" else name
 
 
 def _first_of_the_users(frames: Iterable[tuple[str, int]]) -> str:

@@ -54,6 +54,7 @@ def make_parallel(
     gpus_per_tower: int = 1,
     stages: Sequence[str] | None = None,
     towers_per_device: Sequence[int] | None = None,
+    add_on: str = "auto",
 ) -> keras.Model:
     """Returns the model with a fit, evaluate and predict that run on towers.
 
@@ -93,13 +94,14 @@ def make_parallel(
             stages. Default: stages are balanced by bytes.
         towers_per_device: the number of towers on each device, such as [3, 1], see `TowerStep`.
             Default: equal numbers.
+        add_on: "auto", or "cpu" if no device may send to another one, see `TowerStep`.
 
     Raises:
         ValueError: towers cannot compute the model, or an argument is wrong.
     """
     _check_model(model)
     placement = Placement(
-        strategy, gpus_per_tower, stages, batch_norm or "synchronized", towers_per_device
+        strategy, gpus_per_tower, stages, batch_norm or "synchronized", towers_per_device, add_on
     )
     count = None if num_towers is None else as_integer(num_towers)
     if num_towers is not None and (count is None or count < 1):

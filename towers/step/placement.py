@@ -3,14 +3,15 @@
 parameters   strategy                 on one device, or a copy on each
 layers       gpus_per_tower, stages   on one device, or in stages on several
 towers       towers_per_device        as many on each device, or more on a faster one
+sums         add_on                   on the devices, or on the CPU alone
 statistics   batch_norm               of the whole batch, or of each tower's rows
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from towers.machine import choices
-from towers.machine.devices import Policy
+from towers.machine.devices import Policy, is_gpu
 from towers.machine.gpus import as_integer
 from towers.step.checks import check_choice
 
@@ -27,6 +28,7 @@ class Placement:
     stages: Sequence[str] | None = None
     batch_norm: str = "synchronized"
     towers_per_device: Sequence[int] | None = None
+    add_on: str = "auto"
 
     def __post_init__(self) -> None:
         check_choice("batch_norm", self.batch_norm, choices.BATCH_NORM)
@@ -47,6 +49,17 @@ class Placement:
             raise ValueError(
                 f"gpus_per_tower ({self.gpus_per_tower}) does not go with "
                 f"strategy={self.strategy}: {reason}"
+            )
+        check_choice("add_on", self.add_on, choices.ADD_ON)
+        if self.add_on == "cpu" and choices.STRATEGIES[self.strategy].has_copies:
+            raise ValueError(
+                f"add_on=cpu does not go with strategy={self.strategy}, which sends sums from "
+                "device to device. Use strategy=parameter_server."
+            )
+        if self.add_on == "cpu" and self.gpus_per_tower > 1:
+            raise ValueError(
+                f"add_on=cpu does not go with gpus_per_tower ({self.gpus_per_tower}): stages send "
+                "outputs from device to device. Use gpus_per_tower=1."
             )
 
     def _check_stages(self) -> None:
@@ -85,6 +98,20 @@ class Placement:
     def num_towers(self, num_groups: int) -> int:
         """Returns the default number of a worker's towers, on so many groups of devices."""
         return num_groups if self.towers_per_device is None else sum(self.towers_per_device)
+
+    def policy_for(self, policy: Policy, home: str) -> Policy:
+        """Returns the policy that adds where `add_on` says, with the parameters on `home`.
+
+        Raises ValueError if the parameters are on a GPU, which would add.
+        """
+        if self.add_on == "auto":
+            return policy
+        if is_gpu(home):
+            raise ValueError(
+                f"add_on=cpu: the parameters are on {home}, which other devices would send to. Use "
+                "variable_device=cpu; in a script, make the model under tf.device('/cpu:0')."
+            )
+        return replace(policy, add_on_devices=False)
 
     def makes_copies(self, policy: Policy) -> bool:
         """Returns whether devices get copies of the parameters; with one memory, they need none."""

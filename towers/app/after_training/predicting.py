@@ -210,7 +210,7 @@ def _prepare(
         model,
         devices,
         num_towers,
-        Placement(gpus_per_tower=each, stages=config.stage_names),
+        Placement(gpus_per_tower=each, stages=config.stage_names, add_on=config.add_on),
         own_rows=own_rows,
         full_batch=FullBatch(size),
     )

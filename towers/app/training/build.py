@@ -106,6 +106,7 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             gpus_per_tower=config.gpus_per_tower,
             stages=config.stage_names,
             towers_per_device=config.tower_counts,
+            add_on=config.add_on,
             policy=policy,
             noise_scale=config.noise_scale,
             own_rows=reads_own_rows(train),
@@ -261,6 +262,7 @@ def placement_of(config: TrainConfig) -> Placement:
         config.gpus_per_tower,
         config.stage_names,
         towers_per_device=config.tower_counts,
+        add_on=config.add_on,
     )
 
 
