@@ -46,7 +46,7 @@ WRONG = {
     "freeze": ["("],
     "image_size": ["224", "0x224", "8x8x2", (8, 8.5), {"height": 8}],
     "stages": [["a,b", "c"], [1], {}],
-    "towers_per_device": ["3,0", "3,", "auto", [1.5], 3],
+    "towers_per_device": ["3,0", "3,", "any", [1.5], 3],
     "model": [None],
     "monitor": [3],
     "run_dir": ["a\0b"],

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from towers.app import fields
 from towers.app.class_weight import as_text
 from towers.app.fields import Role, value_error
-from towers.app.machine_fields import MachineFields
+from towers.app.machine_fields import AUTO, MachineFields
 from towers.app.training_fields import TrainingFields
 from towers.machine.argument_names import unknown_argument
 
@@ -135,9 +135,9 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
 
     @property
     def tower_counts(self) -> list[int] | None:
-        """Returns the numbers in `towers_per_device`, or None without it."""
+        """Returns the numbers in `towers_per_device`, or None without numbers."""
         text = self.towers_per_device
-        return None if text is None else list(map(int, text.split(",")))
+        return None if text in (None, AUTO) else list(map(int, text.split(",")))
 
     @property
     def image_shape(self) -> tuple[int, int, int | None] | None:

@@ -24,8 +24,8 @@ def _check_image_size(name: str, value: str) -> None:
 
 
 def _check_counts(name: str, value: str) -> None:
-    if not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", value):
-        raise value_error(name, value, "a number of towers for each device, such as 3,1")
+    if value != AUTO and not re.fullmatch(r"[1-9][0-9]{0,3}(,[1-9][0-9]{0,3})*", value):
+        raise value_error(name, value, "auto, or a number of towers for each device, such as 3,1")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -122,7 +122,8 @@ class MachineFields:
     towers_per_device: str | None = text(
         None,
         "The number of towers on each device, such as 3,1 if the first one is three times as fast. "
-        "Their sum is the number of towers, and results depend on it alone. Default: equal numbers.",
+        "Their sum is the number of towers, and results depend on it alone. auto spreads "
+        "`num_towers` by the measured seconds of a tower on each device. Default: equal numbers.",
         ON_THE_MACHINE | Role.BEGINNING,
         check=_check_counts,
     )

@@ -14,7 +14,7 @@ from towers.resume.epoch import Epoch
 from towers.app.diagnosis import memory, plan
 from towers.app.diagnosis.verify import Verification, verify_gradients
 from towers.app.recipe.optimizer import given, shown_rate
-from towers.app.reporting.report import Report, devices_line, labelled
+from towers.app.reporting.report import Report, devices_line, labelled, slowest_line
 from towers.app.training.build import Run, find_devices
 from towers.app.training_fields import WARN
 from towers.machine import nvidia
@@ -67,6 +67,8 @@ def describe(run: Run, out: Report, what: str) -> None:
         is_gpu(step.tower_devices[0]) and shared_gpus(),
     ]
     lines += [labelled("", note) for note in notes if note]
+    if run.tower_seconds:
+        lines.append(slowest_line(run.tower_seconds, step.tower_devices))
     size, num_towers, num_examples = run.batch_size, step.num_towers, run.train.num_examples
     lines.append(labelled("Batch", batch_split(size, num_towers, num_examples)))
     test = "no test examples" if run.test is None else f"{run.test.num_examples:,} test"

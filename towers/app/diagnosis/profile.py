@@ -21,8 +21,9 @@ import tensorflow as tf
 
 from towers.app.datasets.batches import Examples
 from towers.resume.epoch import Epoch
-from towers.app.reporting.report import Report, labelled
+from towers.app.reporting.report import Report, labelled, slowest_line
 from towers.app.training.build import Run
+from towers.app.training.device_speeds import seconds_per_tower
 from towers.divide.tower_step import TowerStep
 from towers.machine.devices import count_cores, is_gpu
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
@@ -84,6 +85,12 @@ def show_profile(run: Run, directory: Path, out: Report) -> None:
         assign_arrays(variables_of(step), before, Path("the profile"))
     for line in report(profile, step, directory):
         out.line(line)
+    # Devices that share the CPU's cores are equally fast, and each is faster alone.
+    if len(set(step.tower_devices)) > 1 and not step.policy.shares_memory:
+        seconds = run.tower_seconds or seconds_per_tower(
+            run.make_step, step.devices, run.config, train, run.batch_size
+        )
+        out.line(slowest_line(seconds, step.tower_devices))
 
 
 def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any]:

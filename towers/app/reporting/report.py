@@ -7,6 +7,7 @@ import shlex
 import sys
 import time
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,6 +180,21 @@ def devices_line(
     each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
     towers = placement(tower_devices, first)
     return labelled("Devices", f"parameters on {parameter_device}{copies}; {towers}{each}")
+
+
+def slowest_line(seconds: Mapping[str, float], tower_devices: Sequence[str]) -> str:
+    """Returns the line that names the slowest device, if devices differ by more than 5%.
+
+    seconds: the time of one tower on each device.
+    """
+    ends = {device: n * seconds[device] for device, n in Counter(tower_devices).items()}
+    fastest, slowest = (best(seconds, key=lambda d: seconds[d]) for best in (min, max))
+    last = max(ends, key=lambda device: ends[device])
+    text = f"none: a tower takes {seconds[slowest]:.3g} s, and devices differ by at most 5%"
+    if seconds[slowest] > 1.05 * seconds[fastest]:
+        text = f"{slowest}, {seconds[slowest]:.3g} s a tower; fastest: {fastest}, "
+        text += f"{seconds[fastest]:.3g} s. {last} ends last, after {ends[last]:.3g} s"
+    return labelled("Slowest", text)
 
 
 def format_seconds(seconds: float) -> str:

@@ -21,6 +21,7 @@ from towers.app.named import one_line
 from towers.app.recipe.compiled_model import directions, recompile
 from towers.app.recipe.model_changes import freeze, take_values
 from towers.app.recipe.optimizer import make_optimizer, override_optimizer, schedule_notes
+from towers.app.training.device_speeds import place_by_speed
 from towers.app.training.task import UserObjects, find_source, make_model_and_data
 from towers.app.training_fields import FAST_STEPS
 from towers.divide.tower_step import TowerStep
@@ -59,6 +60,7 @@ class Run(NamedTuple):
     notes: Sequence[str]
     class_names: Sequence[str]  # by label; () if the data have no names
     divided: Sequence[bool]  # for each part of x, whether its pixels were divided by 255, or []
+    tower_seconds: Mapping[str, float]  # of one tower on each device; {} if not measured
     warnings: Sequence[str]
 
     @property
@@ -92,26 +94,11 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
             model(tf.nest.map_structure(symbolic, train.specs[0]))
         train, weights = weighed(train, config.class_weight, model, dataset.num_classes)
         changes = _prepare_model(model, config, begun, source.optimizer, steps_an_epoch)
-        make_step = partial(
-            TowerStep,
-            model,
-            devices=devices,
-            num_towers=config.num_towers_on(num_devices),
-            batch_norm=config.batch_norm,
-            nonfinite=config.nonfinite,
-            jit_compile=(
-                COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
-            ),
-            strategy=config.strategy,
-            gpus_per_tower=config.gpus_per_tower,
-            stages=config.stage_names,
-            towers_per_device=config.tower_counts,
-            add_on=config.add_on,
-            policy=policy,
-            noise_scale=config.noise_scale,
-            own_rows=reads_own_rows(train),
-            batch_size=min(batch_size, train.num_examples),
-        )
+        make_step = _step_maker(config, model, devices, policy, train, batch_size, custom_loss)
+        tower_seconds: Mapping[str, float] = {}
+        if config.towers_per_device == AUTO:
+            config, tower_seconds = place_by_speed(config, make_step, devices, train, batch_size)
+            make_step = partial(make_step, towers_per_device=config.tower_counts)
         step = make_step()
     better = _directions(step, train) if custom_loss else {"loss": "down", "accuracy": "up"}
     columns = [*better, *(f"val_{name}" for name in better if test is not None)]
@@ -134,9 +121,41 @@ def build(config: TrainConfig, objects: UserObjects = UserObjects()) -> Run:
         notes=[*dataset.notes, *weights, *changes],
         class_names=dataset.class_names,
         divided=dataset.divided_for_model,
+        tower_seconds=tower_seconds,
         warnings=[*dataset.warnings, *_warn_of_undivided_cpu(config, step)],
     )
     return run._replace(config=_resolved(run, dataset, parameter_device))
+
+
+def _step_maker(
+    config: TrainConfig,
+    model: keras.Model,
+    devices: Sequence[str],
+    policy: Policy,
+    train: Examples,
+    batch_size: int,
+    custom_loss: bool,
+) -> Callable[..., TowerStep]:
+    """Returns a function that makes the step of a prepared model, or one with changed arguments."""
+    jit_compile = COMPILED if custom_loss and config.jit_compile == AUTO else config.jit_compile
+    return partial(
+        TowerStep,
+        model,
+        devices=devices,
+        num_towers=config.num_towers_on(len(devices) * join_workers().num_workers),
+        batch_norm=config.batch_norm,
+        nonfinite=config.nonfinite,
+        jit_compile=jit_compile,
+        strategy=config.strategy,
+        gpus_per_tower=config.gpus_per_tower,
+        stages=config.stage_names,
+        towers_per_device=config.tower_counts,
+        add_on=config.add_on,
+        policy=policy,
+        noise_scale=config.noise_scale,
+        own_rows=reads_own_rows(train),
+        batch_size=min(batch_size, train.num_examples),
+    )
 
 
 @contextmanager

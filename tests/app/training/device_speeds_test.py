@@ -1,0 +1,163 @@
+"""--towers_per_device=auto: devices that are 2 and 3 times slower get the towers that fit them best."""
+
+import io
+import itertools
+import json
+import time
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, strategies as st
+
+import towers
+from tests.app import run_test
+from tests.step.small_step import called_in_towers
+from towers.app.diagnosis import profile
+from towers.app.diagnosis.describe import describe
+from towers.app.reporting.report import Report, slowest_line
+from towers.app.training.build import build
+from towers.app.training.device_speeds import best_counts
+from towers.divide.tower_step import TowerStep
+from towers.machine.devices import REHEARSAL
+
+HERE = "tests.app.training.device_speeds_test"
+config = partial(run_test.config, device="cpu")
+NUM_TOWERS, PAUSE = 6, 0.03
+
+
+class Pauses(keras.layers.Layer):
+    def call(self, x):
+        return tf.raw_ops.Snapshot(input=x)
+
+
+def numbered():
+    """Examples that say which they are, and with that, in order, which tower has them."""
+    x = np.arange(24, dtype="float32")[:, None]
+    y = np.arange(24) % 3
+    return (x, y), (x, y)
+
+
+def pausing(input_shape, num_classes):
+    return keras.Sequential(
+        [keras.Input(input_shape), Pauses(), keras.layers.Dense(3, activation="softmax")]
+    )
+
+
+@pytest.fixture(name="slower")
+def _slower(monkeypatch):
+    """slower(factors): on the k-th device, a tower pauses factors[k] times as long."""
+    towers_on, factor_of = [], {}
+
+    def pause(rows):
+        tower = int(rows[0, 0]) * len(towers_on) // 24
+        time.sleep(PAUSE * factor_of[towers_on[tower]])
+        return rows
+
+    def noting(method):
+        def run(step, *batch, **named):
+            towers_on[:] = step.tower_devices
+            return method(step, *batch, **named)
+
+        return run
+
+    for name in ("gradients", "train_batch"):
+        monkeypatch.setattr(TowerStep, name, noting(getattr(TowerStep, name)))
+    monkeypatch.setenv(REHEARSAL, "1")  # towers on one device take turns
+    with called_in_towers(pause):
+        yield lambda *factors: factor_of.update((f"/cpu:{k}", f) for k, f in enumerate(factors))
+
+
+@given(st.integers(1, 4), st.integers(0, 8), st.data())
+def test_no_other_numbers_end_earlier(num_devices, more, data):
+    seconds = data.draw(st.lists(st.floats(0.01, 10), min_size=num_devices, max_size=num_devices))
+    found = best_counts(num_devices + more, seconds)
+    assert sum(found) == num_devices + more and min(found) >= 1
+    ends = lambda counts: max(n * each for n, each in zip(counts, seconds, strict=True))  # noqa: E731
+    every = itertools.product(range(1, more + 2), repeat=num_devices)
+    assert ends(found) <= min(ends(n) for n in every if sum(n) == num_devices + more)
+
+
+def seconds_of_step(run, counts):
+    """Of a step after the first."""
+    step = run.make_step(towers_per_device=counts)
+    (x, y), _ = numbered()
+    for _ in range(2):
+        began = time.perf_counter()
+        float(step.train_batch(x, y)["loss"])
+    return time.perf_counter() - began
+
+
+NAMES = {"model": f"{HERE}:pausing", "dataset": f"{HERE}:numbered", "batch_size": 24}
+AUTO = {"towers_per_device": "auto", "num_towers": NUM_TOWERS}
+
+
+@pytest.mark.telling("factors1-*")
+@pytest.mark.parametrize(
+    ("factors", "expected", "slowest"), [((1, 2), "4,2", "/cpu:1"), ((3, 1), "1,5", "/cpu:0")]
+)
+def test_a_slower_device_gets_the_number_with_the_fastest_step(factors, expected, slowest, slower):
+    slower(*factors)
+    run = build(config(**AUTO, **NAMES))
+    assert run.config.towers_per_device == expected
+    assert [run.step.tower_devices.count(f"/cpu:{k}") for k in (0, 1)] == run.config.tower_counts
+    stream = io.StringIO()
+    describe(run, Report(stream), "run: here")
+    (line,) = (line for line in stream.getvalue().splitlines() if line.startswith("Slowest"))
+    assert line.startswith(f"Slowest   {slowest}, 0.")
+    seconds = {
+        (n, NUM_TOWERS - n): seconds_of_step(run, (n, NUM_TOWERS - n)) for n in range(1, NUM_TOWERS)
+    }
+    assert seconds[tuple(run.config.tower_counts)] < 1.05 * min(seconds.values())
+
+
+def test_the_profile_names_the_slowest_device(slower, tmp_path, monkeypatch):
+    for name, value in (("_ROUNDS", 1), ("_WARM_UP_SECONDS", 0.0), ("_SECONDS", 0.0)):
+        monkeypatch.setattr(profile, name, value)
+    slower(1, 3)
+    stream = io.StringIO()
+    run = build(config(num_towers=2, **NAMES))
+    profile.show_profile(run, tmp_path, Report(stream))
+    assert "\nSlowest   /cpu:1, 0." in stream.getvalue()
+
+
+def test_devices_that_differ_little_have_no_slowest():
+    line = slowest_line({"/gpu:0": 0.100, "/gpu:1": 0.104}, ["/gpu:0", "/gpu:1"])
+    assert line == "Slowest   none: a tower takes 0.104 s, and devices differ by at most 5%"
+    line = slowest_line({"/gpu:0": 0.1, "/gpu:1": 0.25}, ["/gpu:0"] * 3 + ["/gpu:1"])
+    text = "/gpu:1, 0.25 s a tower; fastest: /gpu:0, 0.1 s. /gpu:0 ends last, after 0.3 s"
+    assert line == f"Slowest   {text}"
+
+
+@pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
+def test_measuring_changes_no_bit_and_the_run_records_the_numbers():
+    digests = set()
+    model = "tests.app.run_test:normalized_model"
+    for name, values in (("even", {}), ("auto", AUTO)):
+        values = {"num_towers": NUM_TOWERS, **values}
+        towers.train(config(model=model, run_dir=name, max_steps=5, cpu_threads=1, **values))
+        digests.add(towers.digest(keras.saving.load_model(f"{name}/final.keras")))
+    assert len(digests) == 1
+    with open("auto/config.json", encoding="utf-8") as file:
+        counts = json.load(file)["towers_per_device"].split(",")
+    assert sum(map(int, counts)) == NUM_TOWERS and len(counts) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "error"),
+    [
+        ({}, "^towers_per_device=auto gives .* each of the 2 devices has only one.*num_towers=8"),
+        ({"num_towers": 2}, "each of the 2 devices has only one"),
+        ({"accumulate": 2}, "accumulate .2. and towers_per_device .auto. both say how many"),
+    ],
+)
+def test_auto_needs_more_towers_than_devices(values, error):
+    with pytest.raises(ValueError, match=error):
+        build(config(towers_per_device="auto", **values))
+
+
+def test_one_device_gets_all_towers_and_no_number():
+    run = build(config(num_gpus=1, **AUTO))
+    assert (run.config.towers_per_device, run.tower_seconds) == (None, {})
