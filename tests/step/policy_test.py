@@ -30,7 +30,7 @@ OPTIONS = [
     (("nonfinite", "stop"),),
     (("nonfinite", "skip"),),
     (("batch_norm", "tower0"),),
-    (("add_on", "cpu"),),
+    (("add_on", "cpu"), ("batch_norm", "synchronized")),
 ]
 UNPACKED = dataclasses.replace(GPU, pack_transfers=False)
 

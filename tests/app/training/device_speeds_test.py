@@ -28,6 +28,18 @@ config = partial(run_test.config, device="cpu")
 NUM_TOWERS, PAUSE = 6, 0.03
 
 
+@keras.saving.register_keras_serializable("device_speeds_test")
+class Draws(keras.layers.Layer):
+    def call(self, x):
+        return x + tf.random.normal(tf.shape(x))
+
+
+def noisy(input_shape, num_classes):
+    """With moving averages, a seed's state, and noise that has no state to save."""
+    layers = keras.layers.BatchNormalization(), keras.layers.Dropout(0.3), Draws()
+    return run_test.small_model(input_shape, num_classes, *layers)
+
+
 class Pauses(keras.layers.Layer):
     def call(self, x):
         return tf.raw_ops.Snapshot(input=x)
@@ -107,10 +119,10 @@ def test_a_slower_device_gets_the_number_with_the_fastest_step(factors, expected
     describe(run, Report(stream), "run: here")
     (line,) = (line for line in stream.getvalue().splitlines() if line.startswith("Slowest"))
     assert line.startswith(f"Slowest   {slowest}, 0.")
-    seconds = {
-        (n, NUM_TOWERS - n): seconds_of_step(run, (n, NUM_TOWERS - n)) for n in range(1, NUM_TOWERS)
-    }
-    assert seconds[tuple(run.config.tower_counts)] < 1.05 * min(seconds.values())
+    n, _ = run.config.tower_counts
+    first = {n - 1, n, n + 1, NUM_TOWERS // 2} & set(range(1, NUM_TOWERS))
+    seconds = {n: seconds_of_step(run, (n, NUM_TOWERS - n)) for n in first}
+    assert seconds[n] < 1.05 * min(seconds.values())
 
 
 def test_the_profile_names_the_slowest_device(slower, tmp_path, monkeypatch):
@@ -134,7 +146,7 @@ def test_devices_that_differ_little_have_no_slowest():
 @pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 def test_measuring_changes_no_bit_and_the_run_records_the_numbers():
     digests = set()
-    model = "tests.app.run_test:normalized_model"
+    model = f"{HERE}:noisy"
     for name, values in (("even", {}), ("auto", AUTO)):
         values = {"num_towers": NUM_TOWERS, **values}
         towers.train(config(model=model, run_dir=name, max_steps=5, cpu_threads=1, **values))

@@ -19,6 +19,7 @@ from towers.app.datasets.batches import Examples
 from towers.app.training.failures import failures_explained
 from towers.divide.tower_step import TowerStep
 from towers.resume.epoch import Epoch
+from towers.resume.random_state import random_state, set_random_state
 from towers.workers.workers import join_workers
 
 _ROUNDS = 3
@@ -36,7 +37,8 @@ def place_by_speed(
     A single device, or group of `gpus_per_tower` devices, is not measured, and gets no number.
     Raises ValueError if there are several workers, or no more towers than devices.
     """
-    num_groups, num_towers = len(devices) // config.gpus_per_tower, config.num_towers
+    num_groups = len(devices) // config.gpus_per_tower
+    num_towers = config.num_towers_on(len(devices))
     if num_groups == 1:
         return dataclasses.replace(config, towers_per_device=None), {}
     if (num_workers := join_workers().num_workers) > 1:
@@ -44,14 +46,16 @@ def place_by_speed(
             f"towers_per_device=auto measures the devices of one worker, and there are "
             f"{num_workers}. Give each worker its numbers, such as towers_per_device=3,1."
         )
-    if num_towers is None or num_towers <= num_groups:
+    if num_towers <= num_groups:
         raise ValueError(
             f"towers_per_device=auto gives faster devices more towers, and each of the {num_groups}"
             f" devices has only one. Set num_towers, such as num_towers={4 * num_groups}."
         )
     whole = dataclasses.replace(config, batch_size=batch_size, batch_size_per_gpu=None)
+    random = random_state()  # the data may draw from it
     with failures_explained(whole, Path(os.devnull)):
         seconds = seconds_per_tower(make_step, devices, config, train, batch_size)
+    set_random_state(random)
     counts = best_counts(num_towers, list(seconds.values()))
     text = ",".join(map(str, counts))
     return dataclasses.replace(config, towers_per_device=text), seconds
