@@ -67,7 +67,7 @@ def _answer(op: Op, probes: Probes, ask: Ask, shown: Mapping[Value, Fact]) -> Ea
         cuts[value].fact = fact
         probes.alias(cuts[value], value)
     op.inputs = [cuts.get(value, value) for value in given]
-    each = ask(op) if shown else None
+    each = ask(op)
     # The rule has answered about the cuts; the operation reads the values behind them.
     op.inputs, behind = given, {cut: value for value, cut in cuts.items()}
     if each is not None:
