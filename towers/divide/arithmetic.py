@@ -97,7 +97,9 @@ def _axes(look: Look) -> list[int]:
 def _axis_after(look: Look, axes: Sequence[int], keeps: bool) -> int:
     """Returns where the axis of rows is after other axes have been removed."""
     axis = look.fact(0).axis
-    return axis if keeps else axis - sum(removed < axis for removed in axes)
+    if keeps:
+        return axis
+    return axis - sum(removed < axis for removed in axes)
 
 
 def _reduction(look: Look, over_rows: Fact | None = None) -> Each | None:
@@ -113,7 +115,9 @@ def _reduction(look: Look, over_rows: Fact | None = None) -> Each | None:
     fact = over_rows
     if look.fact(0).axis not in axes:
         fact = rows(_axis_after(look, axes, keeps))
-    return None if fact is None else Each([(look.inputs[0], OWN)], [fact], emit)
+    if fact is None:
+        return None
+    return Each([(look.inputs[0], OWN)], [fact], emit)
 
 
 @rule_of_rows("Max", "Min", "Prod", "All", "Any", "EuclideanNorm")
@@ -263,4 +267,6 @@ _INNER = {
 def inner_axes(look: Look) -> Each | None:
     """Computes from the last axes of each row."""
     is_before = look.fact(0).axis < len(look.dims(0)) - _INNER[look.type]
-    return look.own_first() if is_before else None
+    if is_before:
+        return look.own_first()
+    return None

@@ -47,7 +47,9 @@ def in_blocks(op: Op, probes: Probes, ask: Ask) -> Each | None:
 
     def count(value: Value) -> Any:
         dims = probes.dims(value)
-        return dims[0] if dims else None
+        if dims:
+            return dims[0]
+        return None
 
     counts = {count(value) for value in shown}
     for i, (value, fact) in enumerate(zip(op.outputs, each.facts, strict=True)):

@@ -101,7 +101,9 @@ class Context:
         """Returns a value as an operation needs it."""
         plain = without_change(value, need)
         if plain == OWN:
-            return self.values[value] if value in self.values else self._find(value, OWN)
+            if value in self.values:
+                return self.values[value]
+            return self._find(value, OWN)
         if plain == WHOLE:
             return self._whole(value)
         if plain.kind == "shape":
@@ -177,7 +179,9 @@ class Context:
         stacked = tf.stack([tf.cast(size, out.dtype) for size in sizes]) if sizes else (
             tf.zeros([0], out.dtype)
         )  # fmt: skip
-        return tf.reduce_prod(stacked) if op.type == "Size" else stacked
+        if op.type == "Size":
+            return tf.reduce_prod(stacked)
+        return stacked
 
 
 def _attribute(value: int | tf.DType) -> Any:
@@ -200,7 +204,9 @@ def open_shape(value: Value) -> tf.TensorShape:
 def without_change(value: Value, need: Need) -> Need:
     """Returns OWN if what a tower has is what is needed."""
     is_own = need.kind == "rows" and value.fact == rows(need.axis)
-    return OWN if is_own or need == AS_PART and value.fact == PART else need
+    if is_own or need == AS_PART and value.fact == PART:
+        return OWN
+    return need
 
 
 def reads(op: Op) -> list[tuple[Value, Need]]:

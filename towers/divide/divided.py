@@ -220,7 +220,9 @@ def _read(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
 
 def _before_identity(value: Value) -> Value:
     """Returns the value of which a result of a function is a copy, so that towers meet once."""
-    return _before_identity(value.op.inputs[0]) if value.op.type == "Identity" else value
+    if value.op.type == "Identity":
+        return _before_identity(value.op.inputs[0])
+    return value
 
 
 def _whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:

@@ -36,7 +36,9 @@ def dilation_gradient(look: Look) -> Each | None:
 @rule_of_rows("BiasAdd")
 def bias(look: Look) -> Each | None:
     """Adds a vector along the axis of the channels."""
-    return None if look.fact(0).axis == _channels(look) else look.own_first()
+    if look.fact(0).axis == _channels(look):
+        return None
+    return look.own_first()
 
 
 @rule_of_rows("BiasAddGrad", is_linear=True)
@@ -47,7 +49,9 @@ def bias_gradient(look: Look) -> Each | None:
 
 def _channels(look: Look) -> int:
     """Returns the axis of the channels."""
-    return 1 if look.attr("data_format") == "NCHW" else len(look.dims(0)) - 1
+    if look.attr("data_format") == "NCHW":
+        return 1
+    return len(look.dims(0)) - 1
 
 
 @rule("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "LRN",

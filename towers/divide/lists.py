@@ -20,7 +20,9 @@ LISTS: dict[str, Rule] = {}
 def need_for(fact: Fact, value: Value | None = None) -> Need:
     """Returns how a tower reads a value that is to have this fact. value: it, if it is a list."""
     if value is not None and value.dtype == tf.variant:
-        return WHOLE if value.op.each is None else OWN
+        if value.op.each is None:
+            return WHOLE
+        return OWN
     return {"rows": rows_of(fact.axis), "part": AS_PART, "empty": OWN, "blocks": OWN}.get(
         fact.kind, WHOLE
     )
@@ -46,7 +48,9 @@ def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | 
     if not kinds & {"once", "size"} or split.kind not in ("rows", "part"):
         return None
     if split == PART:
-        return PART if all(v.dtype.is_floating or v.dtype == tf.variant for v in values) else None
+        if all(v.dtype.is_floating or v.dtype == tf.variant for v in values):
+            return PART
+        return None
     # A whole value is cut into rows only if it has as many rows as the batch, for all batches.
     for value in values:
         dims = probes.dims(value)
@@ -102,7 +106,9 @@ def new_list(look: Look) -> Each | None:
 def _counts(look: Look) -> tuple[int, ...] | None:
     """Returns how many elements a new list has, at the probes."""
     found = look.values(1)
-    return None if found is None else tuple(int(n) for n in found)
+    if found is None:
+        return None
+    return tuple(int(n) for n in found)
 
 
 @_list_rule("TensorListFromTensor")

@@ -37,7 +37,9 @@ def each_of(analysis: Any, op: Op) -> Each | None:
     if op.type in CONDITIONS:
         return _condition(analysis, op)
     answer = TABLES.get(op.type) or LISTS.get(op.type)
-    return answer(Look(op, analysis.probes, analysis.is_inside)) if answer is not None else None
+    if answer is not None:
+        return answer(Look(op, analysis.probes, analysis.is_inside))
+    return None
 
 
 def shape_as_part(axis: int) -> Callable[..., list[Any]]:

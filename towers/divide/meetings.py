@@ -45,7 +45,9 @@ class Program:
             found = {v: add_tree(tree)[0] for v, tree in zip(self.inputs, trees, strict=True)}
 
             def find(value: Value, need: Need) -> Any:
-                return states[value] if value in states else found[value]
+                if value in states:
+                    return states[value]
+                return found[value]
 
             inner = context.inside(place, find)
             inner.run(self.ops)
@@ -110,7 +112,9 @@ def divided_for_xla(ops: Sequence[Op]) -> Parts:
         place[op].append(op)
     # Without an update, the program would only copy large values in and out.
     is_update = any(op.type in ASSIGNMENTS for op in program)
-    return (before, program, after) if is_update else (list(ops), [], [])
+    if is_update:
+        return (before, program, after)
+    return (list(ops), [], [])
 
 
 def _is_large(op: Op) -> bool:

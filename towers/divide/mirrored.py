@@ -271,7 +271,9 @@ class MirroredMeeting:
             def find(value: Value, need: Need) -> Any:
                 if value in self._copied:
                     return self._copies.of(self._copied[value])[k].handle
-                return sums[k][value] if value in sums[k] else run.whole.read(value, need)
+                if value in sums[k]:
+                    return sums[k][value]
+                return run.whole.read(value, need)
 
             return Context(run.whole.place, find, emit_once=owned_once(piece.owned))
 

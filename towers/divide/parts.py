@@ -73,8 +73,12 @@ def parts_of(
         return Parts(True, real_parts(value))
     if value.dtype.is_floating:
         found = terms(value)
-        return None if found is None else Parts(False, found)
-    return None if _follows_from_rows(value) else Parts(False, same(value))
+        if found is None:
+            return None
+        return Parts(False, found)
+    if _follows_from_rows(value):
+        return None
+    return Parts(False, same(value))
 
 
 def leaves(value: Value) -> list[Value]:
@@ -105,7 +109,9 @@ def _follows_from_rows(value: Value) -> bool:
 def tower_gradients(gradient: Gradient, parts: Any) -> list[Any] | None:
     """Returns T towers' parts of a gradient of `plain_gradients`, or None if there are none."""
     if not isinstance(gradient, tuple):
-        return None if parts is None or parts.are_rows else parts.values
+        if parts is None or parts.are_rows:
+            return None
+        return parts.values
     values, indices = parts
     if values is None or indices is None or values.are_rows != indices.are_rows:
         return None

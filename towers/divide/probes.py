@@ -33,7 +33,9 @@ def is_rows(dim: Dim) -> bool:
 def rows_each(dim: Dim) -> int | None:
     """Returns how many entries of a row axis each example has; None if it is not a constant."""
     factors = {size // count for size, count in zip(dim, ROWS)}
-    return factors.pop() if is_rows(dim) and len(factors) == 1 else None
+    if is_rows(dim) and len(factors) == 1:
+        return factors.pop()
+    return None
 
 
 def is_fixed(dim: Sequence[Any]) -> bool:
@@ -202,13 +204,17 @@ class Probes:
         """Returns the axis that counts rows, if no other axis depends on their number."""
         dims = self.dims(value) or []
         found = [axis for axis, dim in enumerate(dims) if not is_fixed(dim)]
-        return found[0] if len(found) == 1 and is_rows(dims[found[0]]) else None
+        if len(found) == 1 and is_rows(dims[found[0]]):
+            return found[0]
+        return None
 
     def _values(self, value: Value) -> list[Any] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
         if value not in self._tensors:
             numbers = self._numbers.get(value)
-            return None if numbers is None else [np.array(number) for number in numbers]
+            if numbers is None:
+                return None
+            return [np.array(number) for number in numbers]
         found = []
         for tensor in self._tensors[value]:
             if (tensor.shape.num_elements() or 0) > _LARGEST:
@@ -237,7 +243,9 @@ class Probes:
         slope, remainder = np.divmod(found[1] - found[0], ROWS[1] - ROWS[0])
         start = found[0] - slope * ROWS[0]
         is_linear = not remainder.any() and np.array_equal(start + slope * ROWS[2], found[2])
-        return (start, slope) if is_linear else None
+        if is_linear:
+            return (start, slope)
+        return None
 
 
 def _has_known_size(value: Value) -> bool:

@@ -96,7 +96,9 @@ class RunsOnce:
             names = ("/".join(parts[:end]) for end in range(len(parts), 0, -1))
             source = next((self._named[name] for name in names if name in self._named), source)
         line, scope = line_of(source), source.name.rpartition("/")[0]
-        return scope if line == self._line and scope else line
+        if line == self._line and scope:
+            return scope
+        return line
 
 
 def warn_of(rows: Sequence[RanOnce], name: str, where: str) -> bool:

@@ -26,12 +26,16 @@ class Look:
     def attr(self, name: str) -> Any:
         """Returns an attribute; text is a str."""
         found = self.op.source.get_attr(name)
-        return found.decode() if isinstance(found, bytes) else found
+        if isinstance(found, bytes):
+            return found.decode()
+        return found
 
     def fact(self, i: int) -> Fact:
         """Returns what is known of an input. A size counts as a value that is there once."""
         found = self.inputs[i].fact
-        return ONCE if found == SIZE else found
+        if found == SIZE:
+            return ONCE
+        return found
 
     def facts(self) -> list[Fact]:
         """Returns `fact` of all inputs."""
@@ -78,7 +82,9 @@ class Look:
     def linear(self) -> Each | None:
         """Answers that parts of the first input make parts of the result. Integers are rounded."""
         dtype = self.outputs[0].dtype
-        return self.own_first(PART) if dtype.is_floating or dtype.is_complex else None
+        if dtype.is_floating or dtype.is_complex:
+            return self.own_first(PART)
+        return None
 
     def only_rows_axis(self) -> int | None:
         """Returns the axis of the first output that counts rows, if just one depends on them."""
@@ -111,7 +117,9 @@ def rule_of_rows(*types: str, is_linear: bool = False) -> Callable[[Rule], Rule]
         def answer(look: Look) -> Each | None:
             if look.fact(0) == PART and is_linear:
                 return look.linear()
-            return function(look) if look.fact(0).kind == "rows" else None
+            if look.fact(0).kind == "rows":
+                return function(look)
+            return None
 
         return rule(*types)(answer)
 

@@ -81,7 +81,9 @@ class Run:
     def _meet(self, value: Value, need: Need) -> tf.Tensor:
         """Returns what the towers have as one value, on the parameter device."""
         if need == OWN or value.fact == ONCE:  # an open size, or a value that towers have alike
-            return self._given[value] if value in self._given else self.towers[0][value]
+            if value in self._given:
+                return self._given[value]
+            return self.towers[0][value]
         if value in self.whole.values:
             return self.whole.values[value]
         if value not in self._met:
@@ -124,7 +126,9 @@ class Run:
 
     def additions(self, value: Value) -> Tree:
         """Returns what remains of the additions of any whole value; without any, [the value]."""
-        return self.tree(value) if value.fact == PART else [self.whole.read(value, WHOLE)]
+        if value.fact == PART:
+            return self.tree(value)
+        return [self.whole.read(value, WHOLE)]
 
     def _devices_of(self, value: Value) -> Sequence[str]:
         """Returns the device on which each tower has a value."""

@@ -77,7 +77,9 @@ def _joined(look: Look, indices: range, place: Callable[[int], int | None]) -> E
     if of_rows is None:
         return None
     axis = place(of_rows)
-    return None if axis is None else look.each([rows_of(of_rows)] * len(facts) + rest, rows(axis))
+    if axis is None:
+        return None
+    return look.each([rows_of(of_rows)] * len(facts) + rest, rows(axis))
 
 
 @rule("ConcatV2")
@@ -121,7 +123,9 @@ def _cut(look: Look, index: int, place: Any) -> Each | None:
     if fact == PART:
         return look.each(needs, PART)
     is_cut = int(place) % len(look.dims(index)) == fact.axis
-    return None if is_cut else look.each(needs, fact)
+    if is_cut:
+        return None
+    return look.each(needs, fact)
 
 
 @rule_of_rows("ReverseV2", "Roll")
@@ -150,7 +154,9 @@ def slice_(look: Look) -> Each | None:
 @rule_of_rows("Pad", "PadV2", "MirrorPad", "MirrorPadGrad")
 def pad(look: Look) -> Each | None:
     """Adds elements along other axes than the rows' axis."""
-    return look.own_first() if _keeps_rows(look) else None
+    if _keeps_rows(look):
+        return look.own_first()
+    return None
 
 
 def _sliced_axes(look: Look, before: Dims, after: Dims, first: int) -> dict[int, int]:
@@ -193,7 +199,9 @@ def _sliced_axes(look: Look, before: Dims, after: Dims, first: int) -> dict[int,
 def strided_slice(look: Look) -> Each | None:
     """Takes whole rows. An end behind a tower's last row is cut."""
     place = _sliced_axes(look, look.dims(0), look.out(), 1).get(look.fact(0).axis)
-    return None if place is None else look.own_first(rows(place))
+    if place is None:
+        return None
+    return look.own_first(rows(place))
 
 
 @rule("StridedSliceGrad")
@@ -230,7 +238,9 @@ def repeated(look: Look) -> Each | None:
 def fill(look: Look) -> Each | None:
     """Repeats a value for each row."""
     axis = look.only_rows_axis()
-    return None if axis is None else look.each([shape_of(axis), WHOLE], rows(axis))
+    if axis is None:
+        return None
+    return look.each([shape_of(axis), WHOLE], rows(axis))
 
 
 @rule_of_rows("OneHot")

@@ -168,7 +168,9 @@ def device_kind(device: str) -> str:
     if device not in ("auto", "gpu", "cpu"):
         raise ValueError(f"device ({device!r}) must be one of auto, gpu, cpu.")
     if device == "auto":
-        return "gpu" if has_gpus() else "cpu"
+        if has_gpus():
+            return "gpu"
+        return "cpu"
     if device == "gpu" and not has_gpus():
         raise ValueError(
             "device=gpu: TensorFlow sees no GPU on this machine. Use device=auto or "
@@ -192,7 +194,9 @@ def too_many(name: str, value: Any, indices: Sequence[int], present: Sequence[st
 
 def tower_range(first: int, last: int) -> str:
     """Returns "0-7", or "3" for a single tower."""
-    return f"{first}-{last}" if last > first else f"{first}"
+    if last > first:
+        return f"{first}-{last}"
+    return f"{first}"
 
 
 def placement(tower_devices: Sequence[str], first: int) -> str:
@@ -246,7 +250,9 @@ GPU = Policy(
 
 def policy_of(devices: Sequence[str]) -> Policy:
     """Returns `GPU` if any of the devices is a GPU or must behave like one, else `CPU`."""
-    return GPU if is_rehearsal() or any(map(is_gpu, devices)) else CPU
+    if is_rehearsal() or any(map(is_gpu, devices)):
+        return GPU
+    return CPU
 
 
 def is_rehearsal() -> bool:

@@ -43,7 +43,9 @@ def calls_in_order(model: keras.Model) -> list[Call] | None:
         if type(operation).call not in (keras.Sequential.call, _FUNCTIONAL_CALL):
             return None
         graph = getattr(operation, "_functional", operation)  # None: a Sequential is not built
-        return graph if hasattr(graph, "_nodes_by_depth") else None
+        if hasattr(graph, "_nodes_by_depth"):
+            return graph
+        return None
 
     def add(graph: Any) -> None:
         for depth in sorted(graph._nodes_by_depth, reverse=True):

@@ -28,7 +28,9 @@ def driver_version() -> str | None:
         found = re.search(r"\s(\d+\.[\d.]+)\s", DRIVER_VERSION.read_text(encoding="utf-8"))
     except OSError:
         return None
-    return found[1] if found else None
+    if found:
+        return found[1]
+    return None
 
 
 def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
@@ -66,7 +68,9 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
     thread = Thread(target=query, daemon=True)
     thread.start()
     thread.join(PATIENCE)
-    return answers[0] if answers else None
+    if answers:
+        return answers[0]
+    return None
 
 
 def why_no_gpu(is_cuda_build: bool, has_driver: bool, visible: str | None) -> list[str]:

@@ -13,7 +13,9 @@ from typing import Any
 def _folder(library: str) -> str:
     """Returns a library's folder without importing it, because a command may fail before that."""
     spec = find_spec(library)
-    return str(Path(spec.origin).parent) if spec and spec.origin else f"<no {library}>"
+    if spec and spec.origin:
+        return str(Path(spec.origin).parent)
+    return f"<no {library}>"
 
 
 _LIBRARIES = (*map(_folder, ("tensorflow", "keras")), str(Path(__file__).parents[1]))
@@ -75,7 +77,9 @@ def line_of_error(error: BaseException | None) -> str | None:
 def _file_of(frame: FrameType) -> str:
     """Returns the file of a frame's code; for a method that a dataclass generated, its class'."""
     name = frame.f_code.co_filename
-    return str(frame.f_globals.get("__file__", name)) if name == "<string>" else name
+    if name == "<string>":
+        return str(frame.f_globals.get("__file__", name))
+    return name
 
 
 def _first_of_the_users(frames: Iterable[tuple[str, int]]) -> str:

@@ -10,7 +10,9 @@ _ACTING = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069
 
 def plural(noun: str, count: int) -> str:
     """Returns "tower" for a count of 1, "towers" for any other count."""
-    return noun if count == 1 else f"{noun}s"
+    if count == 1:
+        return noun
+    return f"{noun}s"
 
 
 def counted(count: int, noun: str) -> str:
@@ -28,7 +30,9 @@ def nearest(name: str, names: Sequence[str]) -> str:
     """Returns " Did you mean 'adam'?" for the name that is most like `name`, or ""."""
     lower = {each.lower(): each for each in names}
     matches = difflib.get_close_matches(name.lower(), lower, n=1)
-    return f" Did you mean {lower[matches[0]]!r}?" if matches else ""
+    if matches:
+        return f" Did you mean {lower[matches[0]]!r}?"
+    return ""
 
 
 def printable(text: object, kept: str = "") -> str:
@@ -38,6 +42,8 @@ def printable(text: object, kept: str = "") -> str:
     """
 
     def escaped(found: re.Match[str]) -> str:
-        return found[0] if found[0] in kept else found[0].encode("unicode_escape").decode()
+        if found[0] in kept:
+            return found[0]
+        return found[0].encode("unicode_escape").decode()
 
     return _ACTING.sub(escaped, str(text))

@@ -58,7 +58,9 @@ class Towers:
     @property
     def copies(self) -> Copies | NoCopies:
         """The copies of the parameters on the devices."""
-        return NoCopies() if self.machine is None else self.machine.copies
+        if self.machine is None:
+            return NoCopies()
+        return self.machine.copies
 
 
 def towers_of(model: keras.Model) -> Towers:
@@ -77,7 +79,9 @@ def drop_iterator(model: keras.Model, name: str) -> None:
 
 def parameter_device_of(model: keras.Model) -> str:
     """Returns the device of a parallel model's variables, or the one they will be made on."""
-    return state_lib.variables_device(model) if model.built else towers_of(model).parameter_device
+    if model.built:
+        return state_lib.variables_device(model)
+    return towers_of(model).parameter_device
 
 
 def forget_functions(model: keras.Model) -> None:

@@ -147,7 +147,9 @@ def ran_once(model: keras.Model) -> list[RanOnce]:
         raise ValueError(f"model {model.name!r} is not parallel: call towers.make_parallel on it.")
     steps = towers_of(model).steps
     name = "train" if "train" in steps else next(iter(steps), "")
-    return steps[name].ran_once(_num_rows(model, name)) if name else []
+    if name:
+        return steps[name].ran_once(_num_rows(model, name))
+    return []
 
 
 def _num_rows(model: keras.Model, name: str) -> int:

@@ -277,7 +277,9 @@ class Checkpointer:
     def newest_step(self) -> int | None:
         """Returns the step of the newest checkpoint; None without one, or on other workers."""
         paths = checkpoints.find(self._checkpoints) if self._is_chief else []
-        return checkpoints.step_of(paths[0]) if paths else None
+        if paths:
+            return checkpoints.step_of(paths[0])
+        return None
 
     def finish(self, train_state: TrainState) -> None:
         """Notes on the disk that the run has ended and has its final model. Only the chief may."""

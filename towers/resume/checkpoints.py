@@ -69,7 +69,9 @@ def step_of(path: Path) -> int:
 
 def find(directory: Path) -> list[Path]:
     """Returns all checkpoints of a directory, also damaged ones, with the newest first."""
-    return ordered(directory.iterdir())[::-1] if directory.is_dir() else []
+    if directory.is_dir():
+        return ordered(directory.iterdir())[::-1]
+    return []
 
 
 def ordered(paths: Iterable[Path]) -> list[Path]:

@@ -66,4 +66,6 @@ def only_one(kind: type, callbacks: Any) -> Any:
     found = [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, kind)]
     if len(found) > 1:
         raise ValueError(f"callbacks: only one of them can be a towers.{kind.__name__}.")
-    return found[0] if found else None
+    if found:
+        return found[0]
+    return None

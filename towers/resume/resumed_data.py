@@ -260,7 +260,9 @@ class _Indexed(keras.utils.PyDataset):
     def num_batches(self) -> int | None:
         """Returns the number of batches; None without an end."""
         source = self._source
-        return source.num_batches if hasattr(source, "num_batches") else len(source)
+        if hasattr(source, "num_batches"):
+            return source.num_batches
+        return len(source)
 
     def __getitem__(self, index: int) -> Any:
         if self._left_of_signature:
@@ -272,7 +274,9 @@ class _Indexed(keras.utils.PyDataset):
         at, self._at = self._at, self._at + 1
         if self._is_done(at, index):
             return self._empty
-        return self._read(at, index) if self._is_in_turn else self._source[index]
+        if self._is_in_turn:
+            return self._read(at, index)
+        return self._source[index]
 
     def _is_done(self, at: int, index: int) -> bool:
         replay = self._replay
@@ -317,7 +321,9 @@ def _itself(source: Any) -> Any:
 
 
 def _no_rows(value: Any) -> Any:
-    return take_rows(value, [0], [0]) if is_composite(value) else np.asarray(value)[:0]
+    if is_composite(value):
+        return take_rows(value, [0], [0])
+    return np.asarray(value)[:0]
 
 
 def _dataset(dataset: tf.data.Dataset, replay: Replay, shuffle: Any) -> Data:
@@ -364,4 +370,6 @@ def _tensor(array: Any) -> tf.Tensor:
         if hasattr(array, "to_numpy"):  # pandas
             array = array.to_numpy()
         tensor = as_tensor(array if tf.is_tensor(array) or is_scipy(array) else np.asarray(array))
-        return tf.sparse.reorder(tensor) if isinstance(tensor, tf.SparseTensor) else tensor
+        if isinstance(tensor, tf.SparseTensor):
+            return tf.sparse.reorder(tensor)
+        return tensor

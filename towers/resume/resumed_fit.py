@@ -205,7 +205,9 @@ def _check_steps_per_execution(steps: int, state: TrainState, num_batches: int |
 def _place(resume: Resume) -> str:
     """Returns the directory or URL of a `Resume`, the same for all names of a directory."""
     directory = resume.directory
-    return directory if isinstance(directory, str) else os.path.realpath(directory)
+    if isinstance(directory, str):
+        return directory
+    return os.path.realpath(directory)
 
 
 def _check_not_completed(resume: Resume, initial_epoch: int, state: TrainState) -> None:

@@ -97,7 +97,9 @@ def encoded(value: Any) -> Any:
         return {"bytes": base64.b64encode(value).decode()}
     if isinstance(value, list | tuple):
         parts = [encoded(part) for part in value]
-        return {"tuple": parts} if isinstance(value, tuple) else parts
+        if isinstance(value, tuple):
+            return {"tuple": parts}
+        return parts
     if isinstance(value, dict):
         return {"dict": [[encoded(key), encoded(part)] for key, part in value.items()]}
     if type(value).__module__ == "torch" and hasattr(value, "numpy"):

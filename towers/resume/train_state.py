@@ -102,4 +102,6 @@ class TrainState:
 def plain(value: Any) -> Any:
     """Converts a NumPy number, or a tensor of one number, to a Python number."""
     value = value.numpy() if hasattr(value, "numpy") else value
-    return value.item() if hasattr(value, "item") else value
+    if hasattr(value, "item"):
+        return value.item()
+    return value

@@ -151,7 +151,9 @@ def _rows(part: Any) -> Any:
         return len(part)  # 10 times as fast as reading the shape of an array or an eager tensor
     except TypeError:
         shape = tf.TensorShape(getattr(part, "shape", ()))
-        return _SCALAR if shape.rank == 0 else shape[0]
+        if shape.rank == 0:
+            return _SCALAR
+        return shape[0]
 
 
 def _named_parts(batch: Sequence[Any]) -> list[tuple[str, Any]]:

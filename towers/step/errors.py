@@ -96,7 +96,9 @@ def checked(nonfinite: str, optimizer: keras.optimizers.Optimizer) -> tuple[str,
     if nonfinite == "apply":
         return ()
     is_scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return ("loss",) if is_scaled else ("loss", "gradients")
+    if is_scaled:
+        return ("loss",)
+    return ("loss", "gradients")
 
 
 def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
@@ -107,7 +109,9 @@ def are_finite(loss: tf.Tensor, gradients: Values) -> tf.Tensor:
     """
 
     def widened(values: tf.Tensor) -> tf.Tensor:
-        return values if values.dtype.size >= 4 else tf.cast(values, tf.float32)
+        if values.dtype.size >= 4:
+            return values
+        return tf.cast(values, tf.float32)
 
     loss = widened(loss)
     found = [loss]

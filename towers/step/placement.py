@@ -97,7 +97,9 @@ class Placement:
 
     def num_towers(self, num_groups: int) -> int:
         """Returns the default number of a worker's towers, on so many groups of devices."""
-        return num_groups if self.towers_per_device is None else sum(self.towers_per_device)
+        if self.towers_per_device is None:
+            return num_groups
+        return sum(self.towers_per_device)
 
     def policy_for(self, policy: Policy, home: str) -> Policy:
         """Returns the policy that adds where `add_on` says, with the parameters on `home`.

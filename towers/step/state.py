@@ -9,4 +9,6 @@ def variables_device(model: keras.Model) -> str:
     """Returns the device of the model's first trainable variable; "/cpu:0" without variables."""
     # Random seeds come last: a layer creates them before it is built, maybe on another device.
     variables = [*model.trainable_variables, *model.weights, *model.variables]
-    return short_name(variables[0].value.device) if variables else HOST
+    if variables:
+        return short_name(variables[0].value.device)
+    return HOST

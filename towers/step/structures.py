@@ -21,7 +21,9 @@ def as_tensor(value: Any) -> Any:
         entries = value.tocoo()
         indices = np.stack([entries.row, entries.col], axis=1).astype(np.int64)
         return tf.sparse.reorder(tf.SparseTensor(indices, entries.data, entries.shape))
-    return value if is_composite(value) else tf.convert_to_tensor(value)
+    if is_composite(value):
+        return value
+    return tf.convert_to_tensor(value)
 
 
 def is_composite(value: Any) -> bool:

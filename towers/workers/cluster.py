@@ -60,7 +60,9 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
         cluster = _from_slurm()
     else:
         return ALONE
-    return cluster if cluster.num_workers > 1 else ALONE
+    if cluster.num_workers > 1:
+        return cluster
+    return ALONE
 
 
 def _from_tf_config(text: str) -> Cluster:

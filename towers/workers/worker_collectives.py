@@ -82,7 +82,9 @@ class WorkerCollectives:
 
     def _taken(self, rows: tf.Tensor, order: list[int]) -> tf.Tensor:
         """Returns the rows [W, ...] in an order; with up to 10 workers, it changes nothing."""
-        return rows if self.num_workers <= 10 else tf.gather(rows, order)
+        if self.num_workers <= 10:
+            return rows
+        return tf.gather(rows, order)
 
 
 def _on_the_wire(value: tf.Tensor) -> tf.Tensor:
