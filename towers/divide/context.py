@@ -142,7 +142,10 @@ class Context:
         if key not in self._by_formulas:
             made = tf.constant(start, size.dtype)
             if slope.any():
-                count = self.place.count if is_own else self.place.total
+                if is_own:
+                    count = self.place.count
+                else:
+                    count = self.place.total
                 made += tf.constant(slope, size.dtype) * tf.cast(count, size.dtype)
             self._by_formulas[key] = made
         return self._by_formulas[key]

@@ -251,7 +251,10 @@ def _once_in_towers(look: Look, shape_input: int) -> Each | None:
     needs = [(value, OWN), *((v, WHOLE) for v in look.inputs[1:])]
     known = value.elements.shapes
     shapes = [known] if len(look.outputs) == 1 else [None, known]
-    elements = [Elements()] if len(look.outputs) == 1 else [value.elements, Elements()]
+    if len(look.outputs) == 1:
+        elements = [Elements()]
+    else:
+        elements = [value.elements, Elements()]
     return Each(needs, [ONCE] * len(look.outputs), None, shapes, elements)
 
 

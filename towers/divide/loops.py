@@ -83,7 +83,10 @@ class _NotInTowers(Exception):
 def _check(ops: Iterable[Op]) -> None:
     """Raises _NotInTowers if an operation needs values of other towers."""
     for op in ops:
-        needs = [(value, WHOLE) for value in op.inputs] if op.each is None else op.each.needs
+        if op.each is None:
+            needs = [(value, WHOLE) for value in op.inputs]
+        else:
+            needs = op.each.needs
         for value, need in needs:
             kind = value.fact.kind
             is_met = need.kind in ("whole", "shape") and kind not in ("once", "size")

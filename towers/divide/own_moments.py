@@ -86,7 +86,10 @@ def each_of(op: Op, markers: Mapping[str, Marked]) -> Each | None:
     if any(value.fact.kind not in ("rows", "part") for value in given):
         return None
     is_forward = all(value.fact.kind == "rows" for value in given)
-    facts = [EACH] * marker.num_results if is_forward else [given[-1].fact]
+    if is_forward:
+        facts = [EACH] * marker.num_results
+    else:
+        facts = [given[-1].fact]
     rest = [value.fact for value in given]
 
     def emit(context: Any, op: Op, values: list[Any]) -> list[Any]:

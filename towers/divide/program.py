@@ -46,7 +46,10 @@ def program_digest(graph: tf.Graph) -> str:
             return data + sorted(f"^{place[n[1:]]}" for n, _, _ in found if n.startswith("^"))
 
         for node in nodes:
-            op = of_function(node.op) if node.op in functions else node.op
+            if node.op in functions:
+                op = of_function(node.op)
+            else:
+                op = node.op
             known = (n for n in node.attr if n == _SHAPES or not n.startswith("_"))
             kept = sorted(name for name in known if name not in _LEFT_OUT)
             attributes = [f"{name}={of_value(node.attr[name])}" for name in kept]

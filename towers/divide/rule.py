@@ -71,7 +71,10 @@ class Look:
         assert len(needs) == len(self.inputs)
         if any(need.kind == "shape" and not self.is_size(i) for i, need in enumerate(needs)):
             return None
-        found = list(facts) if len(facts) > 1 else [facts[0]] * len(self.outputs)
+        if len(facts) > 1:
+            found = list(facts)
+        else:
+            found = [facts[0]] * len(self.outputs)
         return Each(list(zip(self.inputs, needs, strict=True)), found, **more)
 
     def own_first(self, fact: Fact | None = None, **more: Any) -> Each | None:

@@ -226,11 +226,17 @@ class Run:
                 found.append(sent[value] if value in sent else self.whole.read(value, WHOLE))
             return found
         # Rows that no tower has yet are cut from the whole value, once for each axis.
-        axis = value.fact.axis if need == OWN else need.axis
+        if need == OWN:
+            axis = value.fact.axis
+        else:
+            axis = need.axis
         if (value, axis) not in self._shards:
             is_given = value in self._given
             device = HOST if is_given else self.machine.home
-            whole = self._given[value] if is_given else self.whole.read(value, WHOLE)
+            if is_given:
+                whole = self._given[value]
+            else:
+                whole = self.whole.read(value, WHOLE)
             with tf.name_scope(f"{SPLIT}/"), tf.device(device):
                 self._shards[value, axis] = self._cut(whole, axis)
         return self._shards[value, axis]

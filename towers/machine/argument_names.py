@@ -27,7 +27,10 @@ def names_checked(function: _Function) -> _Function:
         for name in kwargs:
             if name not in known:
                 is_class = function.__name__ == "__init__"
-                title = type(args[0]).__name__ if is_class else function.__name__
+                if is_class:
+                    title = type(args[0]).__name__
+                else:
+                    title = function.__name__
                 raise unknown_argument(title, name, known)
         return function(*args, **kwargs)
 
@@ -38,5 +41,8 @@ def unknown_argument(function: str, name: str, known: Iterable[str]) -> TypeErro
     """Returns Python's error for an unknown argument, with the name that may be meant."""
     known = [each for each in known if each != "self"]
     same = [each for names in _SAME if name in names for each in names if each in known]
-    remedy = f" Did you mean {same[0]!r}?" if same else nearest(name, known)
+    if same:
+        remedy = f" Did you mean {same[0]!r}?"
+    else:
+        remedy = nearest(name, known)
     return TypeError(f"{function}() has no argument {name!r}.{remedy}")

@@ -59,7 +59,10 @@ def device_list(devices: Sequence[str] | None) -> list[str]:
     if devices is None:
         return tower_devices()
     if isinstance(devices, str | int):
-        count = f"towers.tower_devices({devices})" if isinstance(devices, int) else f"[{devices!r}]"
+        if isinstance(devices, int):
+            count = f"towers.tower_devices({devices})"
+        else:
+            count = f"[{devices!r}]"
         raise ValueError(f"devices ({devices!r}) must be a list of names; use devices={count}.")
     return list(devices)
 
@@ -205,7 +208,10 @@ def placement(tower_devices: Sequence[str], first: int) -> str:
     num_towers = len(tower_devices)
     if len({count for _, count in counts}) == 1:
         names = [device for device, _ in counts]
-        where = f"{names[0]} ... {names[-1]}" if len(names) > 3 else ", ".join(names)
+        if len(names) > 3:
+            where = f"{names[0]} ... {names[-1]}"
+        else:
+            where = ", ".join(names)
         each = f" ({counts[0][1]} each)" if 1 < len(names) < num_towers else ""
         towers = tower_range(first, first + num_towers - 1)
         return f"{plural('tower', num_towers)} {towers} on {where}{each}"

@@ -64,7 +64,10 @@ def tracing(phase: str) -> Iterator[None]:
 
     A trace makes millions of objects that stay, and Python's collector would look at them often.
     """
-    resume = gc.enable if gc.isenabled() else gc.disable
+    if gc.isenabled():
+        resume = gc.enable
+    else:
+        resume = gc.disable
     gc.disable()
     try:
         with within(phase, is_patient=True):
@@ -128,7 +131,10 @@ class Watch:
             waited += min(looked - before, 2 * tick)  # Ctrl-Z may have stopped the process
             if now.doing is not doing:
                 doing, longest, waited = now.doing, max(longest, waited), 0.0
-            limit = max(self.least, 10 * longest) if self.seconds is None else self.seconds
+            if self.seconds is None:
+                limit = max(self.least, 10 * longest)
+            else:
+                limit = self.seconds
             if not now.known or doing.is_patient or limit == 0:
                 limit = math.inf
             if waited >= limit and now.doing is doing:
@@ -140,7 +146,10 @@ class Watch:
         faulthandler.cancel_dump_traceback_later()
 
     def _end_process(self, doing: _Doing, seconds: float) -> None:
-        where = f" ({self.towers})" if doing.computes else stands_in(self._main)
+        if doing.computes:
+            where = f" ({self.towers})"
+        else:
+            where = stands_in(self._main)
         stacks = "follow" if self.log is None else f"stand in {self.log}"
         text = places.prefix(places.here()).sub(
             "",

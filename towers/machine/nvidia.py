@@ -39,11 +39,10 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
 
     def describe(name: str) -> DriverGpu:
         is_number = re.fullmatch(r"-?\d+", name)
-        gpu = (
-            pynvml.nvmlDeviceGetHandleByIndex(int(name))
-            if is_number
-            else pynvml.nvmlDeviceGetHandleByUUID(name)
-        )
+        if is_number:
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(int(name))
+        else:
+            gpu = pynvml.nvmlDeviceGetHandleByUUID(name)
         memory: Any = None
         with suppress(pynvml.NVMLError_NotSupported):
             memory = pynvml.nvmlDeviceGetMemoryInfo(gpu)
@@ -59,7 +58,10 @@ def driver_gpus(visible: str | None = None) -> list[DriverGpu] | None:
             pynvml.nvmlInit()
             try:
                 count = pynvml.nvmlDeviceGetCount()
-                names = visible.split(",") if visible else map(str, range(count))
+                if visible:
+                    names = visible.split(",")
+                else:
+                    names = [str(i) for i in range(count)]
                 answers.append([describe(name.strip()) for name in names])
             finally:
                 pynvml.nvmlShutdown()

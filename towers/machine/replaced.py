@@ -11,7 +11,10 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
     """Inside the context, an attribute of a class, module or object is `make(original)`."""
     original, is_own, is_class = getattr(owner, name), name in vars(owner), isinstance(owner, type)
     # With setattr, a Keras object would track the value.
-    put = functools.partial(setattr, owner) if is_class else vars(owner).__setitem__
+    if is_class:
+        put = functools.partial(setattr, owner)
+    else:
+        put = vars(owner).__setitem__
     put(name, make(original))
     try:
         yield

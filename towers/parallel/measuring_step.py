@@ -43,7 +43,10 @@ class MeasuringStep:
         """Makes one update outside of a graph; returns its logs, with "noise_scale"."""
         # tf.random would begin again in a second function, so a model that uses it has one.
         is_measured = self.step.has_unsaved_noise or self.noise.is_due(self._optimizer)
-        method = self._steps.train_measured if is_measured else self._steps.train
+        if is_measured:
+            method = self._steps.train_measured
+        else:
+            method = self._steps.train
         logs, _ = self.step.run(data, placed, method)
         return logs  # type: ignore[no-any-return]
 

@@ -168,7 +168,10 @@ def _machine(model: keras.Model, name: str) -> Machine:
     machine = _shared_machine(model)
     if overrides(model, f"{name}_step"):
         return machine
-    jit_compile = towers.jit_compile if model.compiled else bool(model.jit_compile)
+    if model.compiled:
+        jit_compile = towers.jit_compile
+    else:
+        jit_compile = bool(model.jit_compile)
     has_stages = machine.stages is not None
     how = uses_xla(model, towers.devices, jit_compile, has_stages=has_stages)
     return machine.compiling(how, towers.full_batch, name)

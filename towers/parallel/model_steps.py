@@ -113,7 +113,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
                 and isinstance(data, tf.data.Iterator)
                 and (towers.noise_scale or is_ahead)
             ):
-                run = step.run if towers.measuring is None else towers.measuring.run
+                run: Callable = step.run if towers.measuring is None else towers.measuring.run
                 made = PlacedBatches(step, run, model.steps_per_execution)
             setattr(model, attribute, made)
         results = made(data)

@@ -103,9 +103,7 @@ def make_parallel(
     placement = Placement(
         strategy, gpus_per_tower, stages, batch_norm or "synchronized", towers_per_device, add_on
     )
-    count = None if num_towers is None else as_integer(num_towers)
-    if num_towers is not None and (count is None or count < 1):
-        raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
+    count = _checked_count(num_towers)
     devices = gpu_devices(gpus, count or sum(towers_per_device or ()) or None, gpus_per_tower)
     num_devices = len(devices) if gpus is None else len(device_indices(gpus))
     num_groups, workers = placement.num_groups(num_devices), join_workers()
@@ -116,6 +114,14 @@ def make_parallel(
         if shared := undivided_cpu(most, is_chosen):
             warn_user(shared)
     return parallel_on(model, devices, towers, placement)
+
+
+def _checked_count(num_towers: int | None) -> int | None:
+    """Returns the number of towers as an int; raises ValueError if it is none of at least 1."""
+    count = None if num_towers is None else as_integer(num_towers)
+    if num_towers is not None and (count is None or count < 1):
+        raise ValueError(f"num_towers ({num_towers!r}) must be an integer of at least 1.")
+    return count
 
 
 def _check_model(model: keras.Model) -> None:

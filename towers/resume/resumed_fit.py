@@ -163,7 +163,10 @@ def _open(stack: ExitStack, resume: Resume) -> Checkpointer:
             argument="directory",
         )
     )
-    directory = mirror.copy if mirror else resume.directory
+    if mirror:
+        directory = mirror.copy
+    else:
+        directory = resume.directory
     if workers.is_chief:
         stack.enter_context(directories.locked(directory, "directory"))
     return Checkpointer(
@@ -275,7 +278,10 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         is_over = is_stopped or state.epoch >= arguments["epochs"]
         if self._checkpointer.found is not None and is_over:
             self._say_complete(is_stopped)
-        initial_epoch = arguments["epochs"] if is_over else data.first_epoch
+        if is_over:
+            initial_epoch = arguments["epochs"]
+        else:
+            initial_epoch = data.first_epoch
         others = {"callbacks": self, "initial_epoch": initial_epoch}
         try:
             with data.running():

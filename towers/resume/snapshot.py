@@ -299,5 +299,8 @@ def _rows(logger: keras.callbacks.CSVLogger) -> str | None:
 
 def _kind(value: Any) -> str:
     """Returns the dtype and shape of an array or a variable, such as "float32 [3, 3, 1, 32]"."""
-    dtype = value.dtype if isinstance(value.dtype, str) else np.dtype(value.dtype).name
+    if isinstance(value.dtype, str):
+        dtype = value.dtype
+    else:
+        dtype = np.dtype(value.dtype).name
     return f"{dtype} {[int(size) for size in value.shape]}"

@@ -79,7 +79,10 @@ class Repeated:
 
     def _owner(self) -> tuple[Any, tuple[str, str]]:
         """Returns the object that has the state, and the names of its two methods."""
-        owner = self._source if methods(self._source) else self._iterator
+        if methods(self._source):
+            owner = self._source
+        else:
+            owner = self._iterator
         names = methods(owner)
         assert names is not None
         return owner, names

@@ -66,7 +66,10 @@ class TrainState:
         if score is not None:
             if self.best is None or score[0] > self.best:
                 self.epochs_since_best = 0
-            known = -math.inf if self.best_loss is None else self.best_loss
+            if self.best_loss is None:
+                known = -math.inf
+            else:
+                known = self.best_loss
             if self.best is None or score > (self.best, -known):
                 (self.best, _), self.best_loss, self.best_step = score, -score[1], self.step
         self.results.append(row)

@@ -65,7 +65,10 @@ class Stages:
                 f"{model.name!r}: each stage needs one."
             )
         names = [call.operation.name for call in calls]
-        begins = _found(begun_at, names) if begun_at else balanced(_sizes(calls), num_stages)
+        if begun_at:
+            begins = _found(begun_at, names)
+        else:
+            begins = balanced(_sizes(calls), num_stages)
         assert len(begins) == num_stages and begins[0] == 0, "each stage begins with a call"
         self.num_stages = num_stages
         self.groups = {
