@@ -25,7 +25,6 @@ from tests.processes import children, has_ended
 
 pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
-PNG = b"\x89PNG\r\n\x1a\n"
 
 ON_GPUS = {"on_gpu", "copies", "stages_2", "stages_4"}  # contenders that need GPUs
 

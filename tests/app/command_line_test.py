@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from absl import flags
 
-from tests.processes import has_ended
 from towers.app import command_line, fields
 from towers.app.command_line import asked_for, exit_code, GROUPS, MOST_USED
 from towers.app.config import TrainConfig
@@ -74,12 +73,6 @@ def test_a_field_is_a_flag_of_its_kind_or_word(name, values, wrong, defined):
         flags.FLAGS(["command", wrong])
     shown = flags.FLAGS.module_help(__name__)
     assert "--[no]checks_c: See --num_a." in shown and "--kind_d: <x|y>: One of two." in shown
-
-
-def test_a_refused_choice_is_explained():
-    (kind,) = (field for field in dataclasses.fields(Fields) if field.name == "kind_d")
-    with pytest.raises(ValueError, match=r"^Use x\.$"):
-        fields.declared(kind).check("kind_d", "slow")
 
 
 @pytest.mark.parametrize(
@@ -274,30 +267,3 @@ def test_help_of_a_group_lists_its_flags_alone_and_of_another_is_an_error_with_t
 )
 def test_arguments_that_ask_for_help(words, group):
     assert asked_for(["train.py", *words]) == group
-
-
-# Starts a child that would sleep for long, and prints its process id.
-STARTER = """
-import sys, time
-from towers.app import child_process
-child = child_process.start([sys.executable, "-c", "import time, towers; time.sleep(100)"])
-print(child.pid, flush=True)
-time.sleep(100)
-"""
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="Linux alone knows prctl")
-@pytest.mark.telling("9")
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_a_child_ends_with_its_parent(number):
-    starter = subprocess.Popen(
-        [sys.executable, "-c", STARTER],
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
-    )
-    pid = int(starter.stdout.readline())
-    assert not has_ended(pid, 0.2)
-    starter.send_signal(number)
-    assert has_ended(pid)
-    starter.communicate()

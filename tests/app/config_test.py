@@ -76,7 +76,6 @@ def test_a_value_that_makes_no_sense_is_refused_by_name_value_and_what_it_must_b
         ({"logical_gpus": 8, "device": "cpu"}, r"logical_gpus \(8\) divides GPUs, and device=cpu"),
         ({"strategy": "async"}, "strategy=async: towers is synchronous"),
         ({"init_from": ""}, "`init_from` is empty"),
-        ({"class_weight": {0: -1}}, r"class_weight \('\{0: -1\}'\) must be balanced, or"),
     ],
 )
 def test_values_that_contradict_each_other_are_refused(values, message):
@@ -111,7 +110,6 @@ def test_schedules_sizes_and_stages_are_read():
         ("stages", ["a", "b"], "a,b"),
         ("towers_per_device", (3, 1), "3,1"),
         ("schedule", {"step": [30, 60]}, "step:30,60"),
-        ("class_weight", {0: 1, 1: 5}, "0:1,1:5"),
     ],
 )
 def test_lists_and_dicts_become_the_text_of_the_flag(name, value, text):
@@ -125,10 +123,8 @@ def test_lists_and_dicts_become_the_text_of_the_flag(name, value, text):
     [
         (TrainConfig, "gpus", "num_gpus"),
         (TrainConfig, "lr", "learning_rate"),
-        (TrainConfig, "batchsize", "batch_size"),
         (towers.make_parallel, "num_gpus", "gpus"),
         (towers.TowerStep, "gpus", "devices"),
-        (towers.TowerStep, "lossweights", "loss_weights"),
         (towers.tower_devices, "gpus", "num_gpus"),
         (towers.train, "modell", "model"),
         (towers.make_parallel, "zzz", None),

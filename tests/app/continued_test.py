@@ -23,7 +23,7 @@ from tests.resuming import (
 )
 from towers.app.after_training.model_files import file_config
 from towers.app import run_dir
-from towers.resume import checkpoints, directories
+from towers.resume import directories
 from towers.app import continued, fields
 from towers.app.fields import Holds
 from towers.app.continued import continued_config, identity
@@ -66,41 +66,13 @@ def test_a_killed_run_resumes_on_any_devices_and_saves_at_a_signal_to_the_same_b
     finally:
         first.kill()
         first.communicate()
-    flags = ("--num_gpus=1", "--checkpoint_every=2")
-    resumed_until_a_signal("INT", 130, "stopped by Ctrl-C", *flags, cwd=tmp_path)
+    flags = (*RESUME, "--num_gpus=1", "--checkpoint_every=2")
+    code, stdout, stderr = train(*flags, cwd=tmp_path, fault="step == 6 and kill('INT')")
+    assert code == 130 and stderr.endswith("stopped by Ctrl-C\n")
+    assert stdout.endswith(
+        "saved at step 6. Resume: python train.py --resume=run --trust_run_dir\n"
+    )
     assert resumed(tmp_path, "--num_gpus=4") == uninterrupted(*FLAGS)
-
-
-def resumed_until_a_signal(name, code, line, *flags, cwd):
-    """It arrives during step 6."""
-    fault = f"step == 6 and kill({name!r})"
-    ended, stdout, stderr = train(*RESUME, *flags, cwd=cwd, fault=fault)
-    assert ended == code and stderr.endswith(f"{line}\n")
-    command = "python train.py --resume=run --trust_run_dir"
-    assert stdout.endswith(f"saved at step 6. Resume: {command}\n")
-
-
-@pytest.mark.matrix
-@pytest.mark.parametrize(
-    ("name", "code", "line"),
-    [
-        ("INT", 130, "stopped by Ctrl-C"),
-        ("HUP", 129, "stopped by SIGHUP"),
-        ("TERM", 143, "stopped by SIGTERM"),
-    ],
-)
-def test_a_signal_saves_within_an_epoch_and_a_second_one_ends_the_run_at_once(
-    name, code, line, tmp_path
-):
-    """Both signals of the last process arrive during one step, before it handles the first."""
-    killed_at(3, *FLAGS, "--checkpoint_every=2", cwd=tmp_path)
-    resumed_until_a_signal(name, code, line, cwd=tmp_path)
-    fault = "step == 7 and (kill('INT'), kill('INT'))"
-    ended, stdout, _ = train(*RESUME, cwd=tmp_path, fault=fault)
-    assert ended == 130 and "saved at" not in stdout
-    path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
-    assert (path.name, wrong) == ("epoch-1-step-6", [])
-    assert resumed(tmp_path) == uninterrupted(*FLAGS)
 
 
 NAMED = {  # what a stranger could have run, by the field that names it

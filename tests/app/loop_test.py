@@ -1,7 +1,5 @@
 """The loop of train.py: what callbacks are told, what is saved when, and where a run goes on."""
 
-import json
-
 import keras
 import numpy as np
 import pytest
@@ -13,7 +11,6 @@ from towers.app.reporting.time_spent import TimeSpent
 from towers.app.training.build import build
 from towers.app.training.loaded import put_in_place
 from towers.machine.signals import Pending, StopRequested
-from towers.app import run_dir
 from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
@@ -212,15 +209,6 @@ def test_evaluation_is_keras_own_and_may_be_interrupted(run):
     logs = evaluate(run, check=lambda: checks.append(1))
     np.testing.assert_allclose([logs["loss"], logs["accuracy"]], [loss, accuracy], rtol=1e-5)
     assert len(checks) == 2  # 20 = 16 + 4
-
-
-def test_config_json_gets_a_larger_limit_and_what_a_killed_process_left_goes(run, tmp_path):
-    (tmp_path / ".best.5.tmp.keras").write_text("half")
-    longer = run._replace(config=config(epochs=5, resume="run"))
-    put_in_place(longer, TrainState(), Notes(run, tmp_path))
-    saved = json.loads((tmp_path / run_dir.CONFIG).read_text())
-    assert (saved["epochs"], saved["resume"]) == (5, None)
-    assert not (tmp_path / ".best.5.tmp.keras").exists()
 
 
 @pytest.mark.parametrize("resume, is_left", [(None, False), ("run", True)])

@@ -18,7 +18,6 @@ from tests.app.run_test import config
 from tests.resuming import RUN, interrupted
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
-from towers.app.continued import continued_config
 from towers.app.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
@@ -133,38 +132,35 @@ def test_a_complete_run_says_so_wherever_it_has_been_moved(complete, capsys):
 
 
 def test_a_run_that_has_ended_resumes_with_other_limits(whole):
-    """`max_steps` is larger and `epochs` smaller than before."""
+    """`max_steps` is larger and `epochs` smaller than before. What a killed process left goes."""
     towers.train(config(run_dir="run", epochs=4, max_steps=3))
+    (RUN / ".best.5.tmp.keras").touch()
     limits = {"epochs": 2, "max_steps": 8}
     assert towers.train(TrainConfig(resume="run", trust_run_dir=True, **limits)) == whole
     with open("run/results.csv", encoding="utf-8") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
-    assert json.loads((RUN / "config.json").read_text()).items() >= limits.items()
-    assert (RUN / "final.keras").exists()
+    saved = json.loads((RUN / "config.json").read_text())
+    assert saved.items() >= {**limits, "resume": None}.items()
+    assert (RUN / "final.keras").exists() and not (RUN / ".best.5.tmp.keras").exists()
     refused("epochs.* is reached already: the run has done ", epochs=1)
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"batch_size": 8}, r"cannot change batch_size \(8, the run has 16\): it would be"),
-        ({"seed": 1, "num_towers": 3}, r"num_towers \(3, the run has 2\), seed \(1, the run"),
+        (
+            {"seed": 1, "num_towers": 3},
+            r"num_towers \(3, the run has 2\), seed \(1, the .*: it would be",
+        ),
         ({"epochs": 1}, r"epochs \(1\) is reached already: the run has done 6 steps, and is left"),
         ({"max_steps": 5}, r"max_steps \(5\) is reached already: the run has done 6 steps"),
         ({"epochs": 1, "max_steps": 9, "seed": 2}, r"change seed .* other `epochs`, `max_steps`, "),
-        ({"model": "cnn_"}, r" model \(cnn_, "),
-        ({"optimizer": "sgd"}, r" optimizer \(sgd, the run has None\)"),
         ({"early_stopping": 3}, r" early_stopping \(3, the run has None\)"),
-        ({"plan": True}, r" plan \(True, "),
-        ({"run_dir": "other"}, None),
     ],
 )
 def test_values_of_another_run_are_an_error_that_lists_the_differences(values, message, copied):
-    if message is None:
-        with pytest.raises(ValueError, match=r" run_dir \(other, the run"):
-            continued_config("run", {**values, "trust_run_dir": True})
-    else:
-        refused(message, **values)
+    """continued_test tries every field."""
+    refused(message, **values)
 
 
 @pytest.mark.matrix
@@ -232,14 +228,8 @@ def test_early_stopping_ends_the_run_after_epochs_without_a_better_one():
     before = files()
     assert len(towers.train(TrainConfig(resume="run", trust_run_dir=True, epochs=20))["loss"]) == 3
     assert {**files(), "run/log.txt": None} == {**before, "run/log.txt": None}
-
-
-@pytest.mark.matrix
-def test_a_run_that_early_stopping_has_ended_resumes_with_a_larger_value():
-    whole = towers.train(config(run_dir="whole", epochs=9, early_stopping=4, **STILL))
-    towers.train(config(run_dir="run", epochs=9, early_stopping=2, **STILL))
-    assert towers.train(TrainConfig(resume="run", trust_run_dir=True, early_stopping=4)) == whole
-    assert len(whole["loss"]) == 5
+    patient = TrainConfig(resume="run", trust_run_dir=True, early_stopping=4)
+    assert len(towers.train(patient)["loss"]) == 5
     refused(r"cannot change early_stopping \(3, the run has 4\)", early_stopping=3)
 
 

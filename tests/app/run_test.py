@@ -190,24 +190,19 @@ def data_that_move():
     return small_data()
 
 
-@pytest.mark.matrix
-def test_a_file_to_begin_with_is_one_of_the_directory_where_the_run_began(capsys):
-    towers.train(config(run_dir="first", max_steps=1))
-    os.rename("first/final.keras", "mine.keras")
-    moving = "tests.app.run_test:data_that_move"
-    towers.train(config(dataset=moving, run_dir="run", init_from="mine.keras", max_steps=1))
-    assert "variables begin with the values in mine.keras" in capsys.readouterr().out
-
-
 def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(tmp_path, capsys):
     class Moves(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
             os.chdir(tmp_path / "elsewhere")
 
-    moving = "tests.app.run_test:data_that_move"
-    towers.train(config(dataset=moving, export="served", epochs=1), [Moves()])
+    moving, first = "tests.app.run_test:data_that_move", tmp_path / "mine.keras"
+    small_model((NUM_CLASSES,), NUM_CLASSES).save(first)
+    values = {"dataset": moving, "export": "served", "init_from": first.name}
+    towers.train(config(epochs=1, **values), [Moves()])
     name = "runs/tests.app.run_test_small_model-tests.app.run_test_data_that_move-001"
-    assert f"run: {name}\n" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert f"run: {name}\n" in said
+    assert f"variables begin with the values in {first.name}" in said
     left = {path.name for path in (tmp_path / name).iterdir()}
     assert {"final.keras", "results.csv", "log.txt", "checkpoints", "config.json"} <= left
     assert (tmp_path / "served").is_dir() and os.listdir(tmp_path / "elsewhere") == []
@@ -216,13 +211,10 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(tmp_path, 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"num_gpus": 9}, r"num_gpus \(9\) is more than the logical CPU devices here: 8"),
         ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
         ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),
         ({"cpu_threads": 99}, r"cpu_threads \(99\): TensorFlow has already started with "),
         ({"optimizer": "adm"}, r"optimizer \('adm'\) must be one of adadelta, "),
-        ({"model": "cn"}, r"model \('cn'\)"),
-        ({"dataset": "mnst"}, r"dataset \('mnst'\)"),
     ],
 )
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="this machine has a GPU")

@@ -13,11 +13,6 @@ from towers.machine.places import absolute, here, prefix
 from towers.machine.words import counted, plural
 
 
-def test_tower_devices_are_the_first_of_those_present():
-    assert devices.tower_devices(3, "cpu") == ["/cpu:0", "/cpu:1", "/cpu:2"]
-    assert len(devices.tower_devices(None, "auto")) == 8
-
-
 def test_the_memory_is_the_most_of_a_gpu_or_of_the_process(monkeypatch):
     assert devices.peak_memory(["/cpu:0"]) > 2**26  # TensorFlow alone takes more
     monkeypatch.setattr(
@@ -43,12 +38,6 @@ def test_the_memory_is_the_most_of_a_gpu_or_of_the_process(monkeypatch):
 def test_a_request_that_cannot_be_met_says_why(arguments, message):
     with pytest.raises(ValueError, match=message):
         devices.tower_devices(*arguments)
-
-
-def test_more_gpus_than_present_names_both_lists_and_the_ways_out():
-    error = devices.too_many("num_gpus", 8, range(8), ["/gpu:0", "/gpu:1"])
-    for part in ("num_gpus (8)", "2 (/gpu:0, /gpu:1)", "num_gpus=2 with num_towers=8"):
-        assert part in str(error)
 
 
 @pytest.mark.parametrize(

@@ -189,10 +189,6 @@ def line_number():
     return inspect.currentframe().f_back.f_lineno
 
 
-def test_the_current_line_is_the_innermost_outside_of_the_libraries():
-    assert current_line() == f"{HERE}:{line_number()}"
-
-
 def test_lines_of_keras_and_tensorflow_are_passed_over():
     found = []
 

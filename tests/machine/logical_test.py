@@ -46,12 +46,11 @@ def devices_and_threads(code):
     "code, expected",
     [
         (TRAIN.format(""), (2, 4, 8)),
-        (LOGICAL.format(2), (2, 4, 8)),
         (PARALLEL.format(2), (2, 4, 8)),
         (TRAIN.format("num_towers=8"), (2, 1, 8)),
         (LOGICAL.format("2, num_towers=8"), (2, 1, 8)),
         (PARALLEL.format("2, num_towers=8"), (2, 1, 8)),
-        (PARALLEL.format("1, num_towers=8"), (1, 1, 8)),
+        (f"{LOGICAL.format(4)}; {PARALLEL.format('')}", (4, 2, 8)),
         (PARALLEL.format("[1, 0], num_towers=4"), (2, 2, 8)),
         (PARALLEL.format("[0, 3]"), (4, 4, 8)),  # a device without a tower does not count
         # what the caller has chosen stays
@@ -99,6 +98,7 @@ ONE, ALL = ON_ONE % ("there is one tower, on", 3), ON_ONE % ("all 2 towers share
         ("", RUN.format("num_towers=2"), ALL),
         ("", STEP.format("num_towers=2, devices=['/cpu:0']"), None),
         ("", "towers.make_parallel(model, num_towers=2)", ALL),
+        ("", "towers.make_parallel(model, 2)", ALL),
         ("", "towers.make_parallel(model, 1, num_towers=2)", None),
         (CORES, STEP.format(""), ONE),
         (CORES, RUN.format(""), ONE),

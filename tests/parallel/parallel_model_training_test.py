@@ -94,16 +94,6 @@ def test_validation_data():
     ]
 
 
-@pytest.mark.matrix
-@pytest.mark.parametrize("steps", [2, 8])
-def test_steps_per_execution(steps):
-    """Also more than there are in an epoch."""
-    pair = build_pair(classifier, **CLASSIFIER, steps_per_execution=steps)
-    assert_same_fit(pair, rows, batch_size=7, epochs=2, validation_split=0.3)
-    theirs, ours = (model.predict(rows()[0], batch_size=4, verbose=0) for model in pair)
-    np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
-
-
 def test_one_batch_methods():
     pair = shared_pair()
     for count in (7, 3, 1):

@@ -52,13 +52,6 @@ def same(a, b):
     )
 
 
-def test_what_is_read_is_what_was_written(tmp_path):
-    path = save(tmp_path, 3, np.nan)
-    assert path.name == "epoch-0-step-3"
-    assert same(checkpoints.read(path), make(np.nan))
-    assert os.listdir(tmp_path) == [path.name]
-
-
 def test_the_newest_comes_first_by_its_number_not_by_its_name(tmp_path):
     for step in (9, 100, 20):
         save(tmp_path, step)

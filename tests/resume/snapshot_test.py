@@ -243,14 +243,6 @@ def two_epochs_and_a_step():
     return train_state
 
 
-def test_it_counts_steps_and_epochs():
-    train_state = two_epochs_and_a_step()
-    assert (train_state.step, train_state.epoch, train_state.epoch_step) == (9, 2, 1)
-    assert train_state.history["val_accuracy"] == [0.75, 0.5]
-    assert [values[0] for values in train_state.results] == [1, 2]
-    assert best_of(train_state) == (0.75, 4, 1)
-
-
 def test_json_brings_it_back():
     train_state = two_epochs_and_a_step()
     saved = train_state.to_json()

@@ -12,7 +12,6 @@ import tensorflow as tf
 from tests.loading import load, refusal
 from towers.app import datasets
 from towers.app.datasets import npz
-from towers.app.datasets.dataset import check_arrays
 from towers.app.datasets.user import from_splits
 from towers.machine import files
 
@@ -68,15 +67,6 @@ def test_arrays_that_are_no_classes_are_an_error_that_names_the_split(x, y, word
     assert words in message and message.startswith(("a (train): ", "a (test): ")[place])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_nan_and_infinity_are_refused_with_their_first_index(value):
-    x = np.zeros((7, 3, 2), np.float32)
-    x[5, 2, 1] = x[6, 0, 0] = value
-    message = refusal(check_arrays, x, np.zeros(7, int), 1, "file.npz")
-    assert message.startswith("file.npz: example 5 ")
-    assert str(value) in message and "x[5, 2, 1]" in message
-
-
 # Of any structure
 def test_floats_become_keras_floats_and_all_else_stays():
     x = {"a": A, "b": np.arange(4, dtype="uint8"), "c": np.array([True, False, True, False])}
@@ -115,7 +105,8 @@ def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
         (({"a": np.array(["x"] * 4)}, A), r"x\['a'\] has dtype <U1.*TextVectorization"),
         ((A, [[1], [1, 2], [3], [4]]), r"y \(list\) is no array .*: pad its rows .* tf.Ragged"),
         ((A, 3.0), "y is one number, but must be"),
-        ((A, np.where(A > 10, np.nan, A)), r"example 3 holds nan \(at y\[3, 2\]\)"),
+        ((A, np.where(A > 6, np.nan, A)), r"example 2 holds nan \(at y\[2, 1\]\)"),
+        ((np.where(A > 10, -np.inf, A), A), r"example 3 holds -inf \(at x\[3, 2\]\)"),
         ((A, None, np.ones(4)), "sample weights need y"),
     ],
 )
@@ -197,12 +188,11 @@ def test_an_error_names_the_file_and_what_is_wrong(archive, tmp_path):
     assert "dataset=npz needs data_dir=FILE.npz" in refusal(load, "npz")
 
 
-@pytest.mark.parametrize("method", ["ZIP_DEFLATED", "ZIP_BZIP2", "ZIP_LZMA"])
-def test_a_small_archive_that_would_fill_the_memory_is_an_error(method, tmp_path, monkeypatch):
+def test_a_small_archive_that_would_fill_the_memory_is_an_error(tmp_path, monkeypatch):
     """Python counts the memory that NumPy takes, too."""
     monkeypatch.setattr(files, "EXPANDED", 2**20)
     path = tmp_path / "bomb.npz"
-    with zipfile.ZipFile(path, "w", getattr(zipfile, method)) as archive:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_LZMA) as archive:
         for key in npz.KEYS:
             with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
                 header = {"descr": "|u1", "fortran_order": False, "shape": (2**23, 1)}
@@ -284,7 +274,6 @@ def test_user_tf_data_is_read_and_counted(user_module):
         (f"({SLICES}.map(lambda x, y: (x, tf.cast(y, tf.float32))),) * 2", "y is float32"),
         (f"({SLICES}.map(lambda x, y: (x, y - 1)),) * 2", "label -1"),
         (f"({SLICES}.map(lambda x, y: (x[:y], y)),) * 2", "unknown shape"),
-        (f"({SLICES}, {SLICES}.map(lambda x, y: (x[:1], y)))", "examples have shapes (1,)"),
     ],
 )
 def test_user_function_that_returns_something_else_is_refused(user_module, expression, words):

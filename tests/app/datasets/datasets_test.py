@@ -216,16 +216,12 @@ def bomb():
         (lambda: b"", "unpack"),
         (lambda: bytes.fromhex("89504e47") + bytes(99), "it begins neither with 00 00 08 01"),
         (lambda: WHOLE[:2] + b"\x0d" + WHOLE[3:], "it begins neither"),  # float32
-        (lambda: WHOLE[:9], "unpack"),
-        (lambda: WHOLE[:-1], "promises 30 bytes"),
         (lambda: WHOLE + b"x", "promises 30 bytes"),
         (lambda: gzip.compress(WHOLE[:-1], mtime=0), "promises 30 bytes"),
         (lambda: gzip.compress(WHOLE, mtime=0)[:-12], "end-of-stream"),
         (lambda: gzip.compress(WHOLE, mtime=0)[:-8] + bytes(8), "CRC check failed"),
         (lambda: gzip.compress(WHOLE, mtime=0) + b"garbage", "Not a gzipped file"),
-        (lambda: idx_bytes(IMAGES[:0]), "promises 0 bytes"),
         (lambda: BIG, "promises 1,683,627,180,032 bytes"),
-        (lambda: gzip.compress(BIG, mtime=0), "promises 1,683,627,180,032 bytes"),
         (bomb, "promises 10 bytes; fewer or more follow"),
     ],
 )

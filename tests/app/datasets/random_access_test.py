@@ -4,16 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
 from tests.app.datasets.sources import NUM_CLASSES, Pixels, Rows
-from tests.loading import config, final_weights, refusal
+from tests.loading import refusal
 from towers.resume.epoch import Epoch
 from towers.app.datasets import batches as input_lib
 from towers.app.datasets.random_access import split_of
 from towers.app.config import TrainConfig
 
 COUNT, BATCH = 23, 5
-SOURCES = "tests.app.datasets.sources"
 
 
 def read_examples(examples=None, **options):
@@ -65,11 +63,3 @@ def test_the_digest_is_of_shapes_and_size():
         for what in ((COUNT,), (COUNT,), (COUNT + 1,), (COUNT, (3, 2, 1)))
     ]
     assert digests[0] == digests[1] and len(set(digests)) == 3
-
-
-@pytest.mark.matrix
-def test_a_run_on_a_source_has_the_bits_of_a_run_on_its_arrays(tmp_path, capsys):
-    read = towers.train(config(tmp_path / "read", f"{SOURCES}:splits", data_workers=1))
-    assert read == towers.train(config(tmp_path / "arrays", f"{SOURCES}:in_memory"))
-    assert final_weights(tmp_path / "read") == final_weights(tmp_path / "arrays")
-    assert "23 train, 7 test, read while training runs" in capsys.readouterr().out

@@ -53,11 +53,6 @@ def splits():
     return Pixels(23), Pixels(7)
 
 
-def in_memory():
-    """The examples of `splits` as arrays."""
-    return arrays(23), arrays(7)
-
-
 def from_bytes(record):
     """What --features takes, of an ArrayRecord."""
     values = np.frombuffer(record, np.uint8)

@@ -47,12 +47,6 @@ def test_a_mistake_is_one_line_and_exit_code_2(arguments, named, tmp_path):
     assert all(name in stderr for name in named), stderr
 
 
-def test_help_lists_the_flags(tmp_path):
-    code, stdout, stderr = command(tmp_path, "--help")
-    assert (code, stderr) == (0, "")
-    assert "--workers: Processes that train together" in stdout and "--min_workers:" in stdout
-
-
 @pytest.mark.parametrize("start", [["fit.py"], ["-m", "fit"], ["python3", "fit.py"]])
 def test_the_scripts_flags_are_not_the_launchers(start, tmp_path):
     (tmp_path / "fit.py").write_text("import sys; print(__name__, sys.argv[1:])")

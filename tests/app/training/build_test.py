@@ -1,7 +1,6 @@
 """A configuration made real: what it records, what it goes on from, objects; how a step fails."""
 
 from functools import partial
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -11,8 +10,6 @@ import towers
 
 from tests.app import run_test
 from towers.app.config import TrainConfig
-from towers.resume.epoch import Epoch
-from towers.app.reporting.report import report_of
 from towers.app.training import several_workers
 from towers.app.training.build import build, find_devices
 from towers.app.training.loaded import build_metrics, load_newest
@@ -21,20 +18,11 @@ from towers.machine import devices as devices_lib
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
 from towers.resume.checkpointer import Checkpointer
-from towers.app.run_dir import LOG
 from towers.resume.train_state import TrainState
 from towers.workers import workers
-from towers.workers.cluster import ALONE, Cluster
+from towers.workers.cluster import Cluster
 
 config = partial(run_test.config, device="cpu")  # 50 examples to train on, 20 to test
-
-
-def test_a_run_has_its_towers_on_its_devices_and_its_parameters_on_the_cpu():
-    run = build(config(num_towers=5))
-    assert run.step.devices == ["/cpu:0", "/cpu:1"]
-    assert (run.step.num_towers, run.step.parameter_device) == (5, "/cpu:0")
-    assert (run.train.num_examples, run.test.num_examples) == (50, 20)
-    assert (run.batch_size, run.steps_an_epoch) == (16, 4)  # the last holds 2
 
 
 def test_the_configuration_is_completed_with_what_defines_the_run():
@@ -52,22 +40,9 @@ def test_the_seed_alone_decides_the_initial_values():
     assert not np.array_equal(kernels[0], kernels[2])
 
 
-def test_the_model_is_compiled_with_the_steps_optimizer():
-    run = build(config(optimizer="sgd", learning_rate=0.25))
-    assert run.step.model.optimizer is run.step.optimizer
-    assert float(run.step.optimizer.learning_rate) == 0.25
-
-
 def test_without_a_name_the_optimizer_is_the_models_own():
     run = build(config(model="notebook_cnn", dataset="synthetic"))
     assert isinstance(run.step.optimizer, keras.optimizers.RMSprop)
-
-
-def test_synthetic_examples_have_the_models_shape():
-    run = build(config(model="cnn", dataset="synthetic"))
-    assert run.train.num_examples == 8192
-    x, _ = next(iter(run.train.batches(Epoch(4))))
-    assert x.shape == (4, 28, 28, 1)
 
 
 def test_devices_without_a_tower_are_left_out():
@@ -81,12 +56,6 @@ def test_accumulated_towers_take_turns_and_a_run_that_goes_on_knows_both_numbers
     assert not build(config(num_towers=6)).step.policy.take_turns
     run = build(config(accumulate=3, num_towers=6, num_gpus=3, resume="run"))
     assert (run.step.num_towers, len(run.step.devices)) == (6, 3)
-
-
-def test_a_step_is_made_again():
-    run = build(config(num_towers=2))
-    step = run.make_step(strategy="parameter_server")
-    assert step.model is run.step.model and step.optimizer is run.step.optimizer
 
 
 def test_what_was_done_to_the_model_is_noted():
@@ -124,21 +93,6 @@ def save(run, directory, state):
     checkpointer.save_first(state)
 
 
-def full_batch(run):
-    return int(run.step.full_batch.sizes["train"])
-
-
-def test_the_newest_checkpoint_is_put_in_place(run, directory):
-    kernel = run.step.model.trainable_variables[0]
-    save(run, directory, TrainState(step=3, epoch_step=3))
-    before = kernel.numpy()
-    kernel.assign(before + 1)
-    state, checkpointer = loaded(run, directory)
-    path, _, damaged = checkpointer.found
-    assert (path.name, state.step, damaged) == ("epoch-0-step-3", 3, [])
-    np.testing.assert_array_equal(kernel.numpy(), before)
-
-
 @pytest.mark.parametrize(
     "field, value, words",
     [
@@ -169,26 +123,10 @@ def test_what_is_no_checkpoint_of_this_run_is_refused(field, value, words, run, 
 CHIEF, OTHER = (Cluster(("a:1", "b:1"), index) for index in (0, 1))
 
 
-def test_the_chiefs_log_is_the_runs():
-    assert [several_workers.log_name(c) for c in (ALONE, CHIEF, OTHER)] == [LOG, LOG, "log-1.txt"]
-
-
 def test_what_works_with_one_worker_is_refused_for_several(monkeypatch):
     monkeypatch.setattr(workers, "join_workers", lambda: CHIEF)
     with pytest.raises(ValueError, match="^plan=True works with one worker, .* names 2. Unset"):
         towers.train(config(plan=True))
-
-
-def test_the_other_workers_say_where_their_lines_go_and_nothing_else(capsys):
-    out = report_of(OTHER, "its lines go to a file")
-    out.line("never seen")
-    assert capsys.readouterr().out == ("worker 1 of 2, at b:1: its lines go to a file\n")
-
-
-def test_who_is_alone_makes_its_directory_and_agrees(tmp_path):
-    run = build(config())
-    assert several_workers.shared_directory(run, Path("a"), tmp_path) == tmp_path / "a"
-    assert list(several_workers.check_same(run)) == ["train", "test"]
 
 
 # Objects in place of names, and the user's callbacks
