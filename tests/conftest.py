@@ -24,7 +24,6 @@ _LONG = (  # begun last, the others would be done before it
     "interrupted_test",
     "remote_dir_test",
     "run_resumed_test",
-    "strategies_test",
     "train_test",
     "workers_run_test",
     "workers_test",

@@ -46,14 +46,6 @@ def test_b(ended):
 def test_c(ended):
     pass
 """
-STARTS = """
-import tensorflow as tf
-
-X = tf.constant(1)
-
-def test_never():
-    pass
-"""
 
 
 def run(directory, **modules):
@@ -90,9 +82,3 @@ def test_a_process_that_dies_fails_the_test_it_was_at(tmp_path):
     assert "The module's process has died: exit code -9.\n" in said
     assert "b_fails_test.py::test_b - assert 1 == 2" in said and "UserWarning: heard" in said
     assert (tmp_path / "ended").exists()
-
-
-@pytest.mark.matrix
-def test_a_module_that_starts_tensorflow_as_it_is_imported_is_refused(tmp_path):
-    said = run(tmp_path, starts=STARTS)
-    assert "RuntimeError: Inter op parallelism cannot be modified after initialization" in said

@@ -78,15 +78,6 @@ def test_a_file_is_read_up_to_its_bound_and_its_end_however_large_it_is():
     assert files.read_end(path, 5) == "\0\0end"
 
 
-def test_new_files_are_made_where_there_is_none():
-    for opener in (files.open_to_append, files.open_to_lock):
-        with opener("file") as file:
-            file.write(b"line\n")
-    with files.open_to_append("file") as file:
-        file.write(b"line\n")
-    assert Path("file").read_text() == "line\nline\n"
-
-
 def test_a_small_gzip_that_would_fill_the_memory_is_refused(monkeypatch):
     monkeypatch.setattr(files, "EXPANDED", 5_000)
     Path("good").write_bytes(gzip.compress(b"0" * 5_000, mtime=0))

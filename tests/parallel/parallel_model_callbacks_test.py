@@ -258,24 +258,16 @@ def compiled(kind=keras.Sequential):
     return model
 
 
-def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights(monkeypatch):
+def test_noise_scale_logs_the_values_of_a_step(monkeypatch):
+    """That it changes no weights is in ledger_test."""
     monkeypatch.setattr(noise_scale, "EVERY", 3)
-    model, own = compiled(), compiled()
-    model.optimizer.build(model.trainable_variables)
-    variables = [*model.variables, *model.optimizer.variables]
-    first = [variable.numpy() for variable in variables]
+    own, parallel = compiled(), towers.make_parallel(compiled(), 2, num_towers=3)
     options = {"batch_size": 3, "epochs": 2, "shuffle": False, "verbose": 0}
-    parallel, histories, digests = towers.make_parallel(model, 2, num_towers=3), [], []
-    for callbacks in ([towers.NoiseScale()], []):  # whose second fit forgets the first
-        for variable, value in zip(variables, first, strict=True):
-            variable.assign(value)
-        histories.append(parallel.fit(X, Y, callbacks=callbacks, **options).history)
-        digests.append(towers.digest(model))
-    assert [list(history) for history in histories] == [
-        ["accuracy", "loss", "noise_scale"],
-        ["accuracy", "loss"],
-    ]
-    assert digests[0] == digests[1]
+    found, plain = (  # the second fit forgets the first
+        parallel.fit(X, Y, callbacks=callbacks, **options).history
+        for callbacks in ([towers.NoiseScale()], [])
+    )
+    assert {*found} - {*plain} == {"noise_scale"}
     scaled = keras.optimizers.LossScaleOptimizer(own.optimizer, dynamic_growth_steps=1)
     step = towers.TowerStep(
         own,
@@ -285,7 +277,7 @@ def test_noise_scale_logs_the_values_of_a_step_and_changes_no_weights(monkeypatc
         noise_scale=True,
         jit_compile=False,
     )
-    for expected in histories[0]["noise_scale"]:
+    for expected in found["noise_scale"]:
         step.reset_metrics()
         for i in range(0, 44, 3):
             logs = step.train_batch(X[i : i + 3], Y[i : i + 3])

@@ -26,14 +26,6 @@ def test_a_write_that_fails_leaves_the_old_contents_and_no_other_file():
     assert os.listdir() == ["file.txt"]
 
 
-def test_the_temporary_file_keeps_the_suffix_that_keras_looks_at():
-    names = []
-    directories.write_atomically(
-        Path("best.keras"), lambda file: (names.append(file.name), file.touch())
-    )
-    assert names[0] != "best.keras" and names[0].endswith(".keras")
-
-
 def test_what_a_killed_process_left_goes_and_nothing_else():
     for name in (".best.5.tmp.keras", ".results.5.tmp.csv", "best.keras", "results.csv", ".mine"):
         Path(name).touch()

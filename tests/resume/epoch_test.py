@@ -1,9 +1,8 @@
 """The order of the examples in an epoch, which must not change under checkpoints that exist."""
 
-import pytest
 import tensorflow as tf
 
-from towers.resume.epoch import Epoch, num_steps
+from towers.resume.epoch import Epoch
 
 
 def test_an_epoch_has_the_order_that_earlier_versions_gave_it():
@@ -13,8 +12,3 @@ def test_an_epoch_has_the_order_that_earlier_versions_gave_it():
     assert epoch.key == 2080082186671054586
     rest = epoch._replace(start_step=1).indices(11)
     assert [batch.tolist() for batch in rest.as_numpy_iterator()] == [order[4:8], order[8:]]
-
-
-@pytest.mark.parametrize(("num_examples", "expected"), [(1, 1), (10, 1), (11, 2), (20, 2)])
-def test_the_last_partial_batch_is_a_step(num_examples, expected):
-    assert num_steps(num_examples, batch_size=10) == expected

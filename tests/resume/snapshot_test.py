@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from tests.parallel.fits import Remembers
 from towers.resume import snapshot
-from towers.resume.train_state import TrainState, plain
+from towers.resume.train_state import TrainState
 from towers.divide.tower_step import TowerStep
 
 L = keras.layers
@@ -280,14 +280,6 @@ def test_a_run_is_stopped_by_a_callback_or_for_lack_of_a_better_epoch():
     assert train_state.is_stopped(1) and train_state.is_stopped(2)
     train_state.stopped = True
     assert train_state.is_stopped(None)
-
-
-@pytest.mark.parametrize(
-    "make", [lambda: 2, lambda: np.float32(2), lambda: np.array(2), lambda: tf.constant(2.0)]
-)
-def test_numbers_become_pythons(make):
-    value = make()
-    assert plain(value) == 2 and type(plain(value)) in (int, float)
 
 
 @pytest.mark.parametrize(

@@ -54,22 +54,6 @@ def test_a_batch_without_examples_is_an_error():
         make_step(layers=plain)(*batch(0))
 
 
-def test_tracing_does_not_grow_with_the_tower_count():
-    """The model's Python code runs once for all towers."""
-    calls = []
-
-    class Counts(L.Layer):
-        def call(self, x):
-            calls.append(1)
-            return x
-
-    step = make_step(layers=lambda: [keras.Input((6,)), Counts(), L.Dense(3)], num_towers=8)
-    calls.clear()
-    step(*batch(8))
-    step(*batch(3))
-    assert len(calls) == 1
-
-
 def test_a_step_that_nobody_needs_any_more_leaves_no_graph_behind():
     """Nor, with it, parameters and slots: Keras' optimizers would keep them for ever."""
     step = make_step(layers=plain, optimizer="adam", policy=CPU)

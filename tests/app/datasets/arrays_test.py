@@ -52,7 +52,7 @@ def test_labels_of_shape_n_by_1_are_taken_and_counted_over_both_splits():
         (np.array([["a"]] * 3), GOOD[1], "x has dtype <U1"),
         (np.array([[None]] * 3), GOOD[1], "x has dtype object"),
         ([[1], [2, 3], [4]], GOOD[1], "x (list) is no array"),
-        (np.full((3, 2), 1e300), GOOD[1], "example 0 holds inf"),
+        (np.array([[0, 1e300]] * 3), GOOD[1], "example 0 holds inf (at x[0, 1])"),
         (
             GOOD[0] * 1j,
             GOOD[1],

@@ -46,16 +46,6 @@ def bias(path):
     return float(keras.saving.load_model(path).weights[1].numpy()[0])
 
 
-def test_only_the_best_epochs_replace_the_file(model, tmp_path):
-    train_state = TrainState()
-    best = files_of(model, tmp_path, train_state)
-    for step, best_step in [(4, 4), (8, 4), (12, 12), (16, 12)]:
-        train_state.step, train_state.best_step = step, best_step
-        model.weights[1].assign([float(step)])
-        best.on_epoch_end(0)
-        assert bias(tmp_path / "best.keras") == train_state.best_saved == best_step
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
     path = tmp_path / "final.keras"
