@@ -24,8 +24,8 @@ from towers.resume import directories
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
-    "--model=mlp --dataset=synthetic --num_gpus=1 --num_towers=1 --device=cpu --batch_size=8 "
-    "--max_steps=1 --run_dir=run"
+    "--model=mlp --dataset=synthetic --num_gpus=1 --num_towers=1 --device=cpu --batch_size=512 "
+    "--max_steps=1 --optimizer=sgd --run_dir=run"
 ).split()
 
 

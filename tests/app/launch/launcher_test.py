@@ -36,7 +36,6 @@ def command(tmp_path, *arguments):
             ["--min_workers (3)", "--workers (2)"],
         ),
         (["--workers=2", "--", "fti.py"], ["'fti.py' is no file in ", "-- train.py"]),
-        (["--workers=2", "--", "python", "fit.py"], ["'python' is no file in "]),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(arguments, named, tmp_path):
