@@ -59,7 +59,7 @@ def test_a_contender_records_when_each_step_ends(name):
     assert sorted(clock.times) == clock.times
 
 
-@pytest.mark.parametrize(("name", "changes"), [("towers", True), ("limit", False)])
+@pytest.mark.parametrize("name, changes", [("towers", True), ("limit", False)])
 def test_only_the_limit_changes_no_parameter(name, changes):
     workload = WORKLOADS["tiny"]()
     model = workload.build()
@@ -121,7 +121,7 @@ def test_the_error_of_a_failed_process_contains_its_exception():
 
 
 @pytest.mark.parametrize(
-    ("way", "value", "expected"),
+    "way, value, expected",
     [
         ("towers", "1e-10", "exact"),
         ("towers", "1e-9", "silently wrong"),
@@ -165,8 +165,8 @@ def test_a_csv_with_other_columns_stays_unchanged(tmp_path):
 
 def test_a_page_keeps_a_table_that_was_not_measured_and_a_command_of_all_measures_it(tmp_path):
     """`all.py` replaces the whole table of results, so no page may show more than it measures."""
-    page = ROOT / "docs" / "measured.md"
-    text = page.read_text(encoding="utf-8")
+    page = ROOT / "docs/measured.md"
+    text = page.read_text("utf-8")
     empty = tmp_path / "results.csv"
     rows = readme.Results().all
     with empty.open("w", newline="") as file:
@@ -201,7 +201,7 @@ def test_throughput_counts_the_steps_after_the_first():
 
 @pytest.mark.parametrize("page", readme.PAGES, ids=lambda page: page.name)
 def test_figures_on_a_page_equal_the_results(page):
-    text = page.read_text(encoding="utf-8")
+    text = page.read_text("utf-8")
     filled, _ = readme.fill_in(page, text, readme.Results())
     assert filled == text, "run python benchmarks/readme.py"
     name = readme.PAGES[page][0]
@@ -276,7 +276,7 @@ def test_several_gpus_are_compared_with_one_at_the_same_global_batch():
 
 
 @pytest.mark.parametrize(
-    ("seconds", "case_seconds", "status", "error"),
+    "seconds, case_seconds, status, error",
     [(100.0, 0.5, FAILED, "took"), (0.5, 60.0, NOT_REACHED, "cut off: took")],
 )
 def test_a_case_that_takes_too_long_is_killed_and_recorded(

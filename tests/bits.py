@@ -1,11 +1,9 @@
 """The bytes by which tests compare values bit by bit."""
 
-from typing import Any
-
 import numpy as np
 
 
-def bits(value: Any) -> bytes:
+def bits(value):
     """Returns the bytes of an array, tensor or variable, which must be finite.
 
     A test whose values are all NaN would find equal bytes whatever towers compute.

@@ -9,7 +9,6 @@ import glob
 import os
 import signal
 import tempfile
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -38,11 +37,11 @@ for ignored, handler in (
         signal.signal(ignored, handler)
 
 
-def _of_finite_values(compare: Callable) -> Callable:
+def _of_finite_values(compare):
     """Makes a comparison of numpy.testing fail for NaN and infinity, which NumPy finds equal."""
 
     @functools.wraps(compare)
-    def compare_finite(actual: Any, desired: Any, *args: Any, **options: Any) -> None:
+    def compare_finite(actual, desired, *args, **options):
         __tracebackhide__ = True
         for value in map(np.asarray, (actual, desired)):
             is_number = value.dtype.kind not in "OSUbiu"
@@ -57,7 +56,7 @@ np.testing.assert_allclose = _of_finite_values(np.testing.assert_allclose)
 np.testing.assert_array_equal = _of_finite_values(np.testing.assert_array_equal)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     """Makes the devices, unless this process only hands tests to others: it needs no TensorFlow."""
     is_worker = hasattr(config, "workerinput")
     if not (is_worker or glob.glob("/dev/nvidia[0-9]*")):
@@ -75,7 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Isolation(config))
 
 
-def _keep_programs() -> Callable[[], None]:
+def _keep_programs():
     """Lets XLA load what another process has compiled: runs of `train.py` have the same programs.
 
     Returns what removes them.
@@ -86,7 +85,7 @@ def _keep_programs() -> Callable[[], None]:
     return folder.cleanup
 
 
-def _is_isolated(config: pytest.Config) -> bool:
+def _is_isolated(config):
     """Whether each module has a process of its own. A GPU's driver would not survive the fork."""
     if not hasattr(config, "workerinput"):
         return False
@@ -96,7 +95,7 @@ def _is_isolated(config: pytest.Config) -> bool:
 
 
 @pytest.hookimpl(tryfirst=True)  # before what `-m` deselects
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Marks the matrix; puts the longest files first; skips what needs a GPU, unless rehearsed."""
     from towers.machine.devices import REHEARSAL, has_gpus, is_rehearsal
 
@@ -110,7 +109,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason=reason))
 
 
-def _mark_matrix(items: list[pytest.Item]) -> None:
+def _mark_matrix(items):
     """The cases of a test that its marker `telling` does not name are `matrix`.
 
     Raises pytest.UsageError for a name that is none of the cases'.

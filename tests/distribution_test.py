@@ -29,7 +29,7 @@ def hints():
     files = [p for p in ROOT.rglob("*") if p.suffix in (".py", ".md", ".flags", ".ipynb")]
     for path in [ROOT / ".ci/run", *files]:
         if path != Path(__file__) and not {"build", ".venv"} & set(path.parts):
-            for found in _HINT.finditer(path.read_text(encoding="utf-8")):
+            for found in _HINT.finditer(path.read_text("utf-8")):
                 yield str(path.relative_to(ROOT)), found[1]
 
 

@@ -64,7 +64,7 @@ def code(page):
 def commands(names):
     """The flags of each command of these names in docs/, up to the first word that is none."""
     for page in PAGES:
-        for line in code(page.read_text(encoding="utf-8")):
+        for line in code(page.read_text("utf-8")):
             found = re.search(rf"(?:{_BEFORE})(?:{names})((?: +--\w\S*)+)", line)
             if found and found[1] != " --help":
                 yield shlex.split(found[1])
@@ -86,7 +86,7 @@ def test_every_command_on_a_page_has_flags_and_values_that_there_are(names, modu
 
 
 @pytest.mark.parametrize(
-    ("sentence", "advice"),
+    "sentence, advice",
     [
         ("What nobody knows goes on anew.", "begin with a subject"),
         ("Compute it of towers.gather(rows), the rows of all towers.", "say 'from'"),
@@ -108,19 +108,19 @@ def test_pages_help_and_messages_are_easy_to_read():
 def test_the_table_of_flags_is_the_one_that_the_command_has():
     done = processes.run("docs/flag_table.py", "--print", cwd=ROOT, timeout=100)
     assert done.returncode == 0 and len(done.stdout) > 10_000, done.stderr[-2000:]
-    page = (ROOT / "docs" / "flags.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/flags.md").read_text("utf-8")
     assert page.endswith(f"to the end of the page. -->\n{done.stdout}"), "run docs/flag_table.py"
 
 
 def test_the_reference_lists_every_public_name_once():
-    page = (ROOT / "docs" / "reference.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/reference.md").read_text("utf-8")
     listed = re.findall(r"^::: towers\.(\w+)$", page, re.MULTILINE)
     assert sorted(listed) == sorted(towers.__all__)
 
 
 def run_block(page, index, folder, **changes):
     """What a page's block of Python prints, with some of its text replaced."""
-    text = (ROOT / page).read_text(encoding="utf-8")
+    text = (ROOT / page).read_text("utf-8")
     script = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[index]
     for old, new in changes.items():
         assert old in script
@@ -146,7 +146,7 @@ def test_the_first_script_of_a_page_runs_as_it_stands(page, file, tmp_path):
 
 
 def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
-    page = (ROOT / "docs/troubleshooting.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
     # machine/environment_test.py compares TensorFlow's own messages with what it prints.
     page = re.sub(r"## Messages of TensorFlow\n.*?(?=\n## )", "", page, flags=re.DOTALL)
     shown = [
@@ -155,7 +155,7 @@ def test_every_message_of_the_troubleshooting_page_is_one_of_towers():
         for message in re.findall(r"`([^`]+)`", cell)
     ]
     assert len(shown) > 30
-    sources = [path.read_text(encoding="utf-8") for path in (ROOT / "towers").rglob("*.py")]
+    sources = [path.read_text("utf-8") for path in (ROOT / "towers").rglob("*.py")]
     told = re.sub(r"\"\s*f?\"", "", "\n".join(sources))  # joins parts
     for message in shown:
         for part in re.split(r"\.\.\.|\d+|'[\w/:]+'", message):  # others differ from case to case
@@ -173,11 +173,11 @@ def test_the_tutorial_on_a_custom_train_step_runs_and_gives_the_losses_of_keras(
 
 
 @pytest.mark.parametrize(
-    "path", sorted((ROOT / "examples" / "cluster").glob("*.*")), ids=lambda path: path.name
+    "path", sorted((ROOT / "examples/cluster").glob("*.*")), ids=lambda path: path.name
 )
 def test_a_page_shows_each_file_for_a_cluster(path):
     shown = f"\n{path.read_text(encoding='utf-8').rstrip()}\n```\n"
-    assert any(shown in page.read_text(encoding="utf-8") for page in PAGES)
+    assert any(shown in page.read_text("utf-8") for page in PAGES)
 
 
 @pytest.mark.matrix
@@ -215,7 +215,7 @@ def site(tmp_path_factory):
 
 
 def test_the_site_shows_every_public_name_and_all_flags_with_their_defaults(site):
-    page = (site / "reference.html").read_text(encoding="utf-8")
+    page = (site / "reference.html").read_text("utf-8")
     assert [name for name in towers.__all__ if f'id="towers.{name}"' not in page] == []
     start = page.index('id="towers.TrainConfig"')
     shown = re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", "", page[start:])))
@@ -230,14 +230,14 @@ def test_the_site_shows_every_public_name_and_all_flags_with_their_defaults(site
 
 def test_the_site_fetches_nothing_from_elsewhere(site):
     for page in site.rglob("*.html"):
-        text = page.read_text(encoding="utf-8")
+        text = page.read_text("utf-8")
         loaded = re.findall(r"<(?:script|img|iframe|source)\b[^>]*\bsrc=\"?([^\" >]+)", text)
         loaded += re.findall(r"<link\b[^>]*rel=\"?(?:stylesheet|icon|preconnect)\"?[^>]*>", text)
         assert loaded and not [part for part in loaded if re.search(r"(?:https?:)?//", part)], page
 
 
 @pytest.mark.parametrize(
-    ("words", "page"),
+    "words, page",
     [
         ("checkpoint", "resuming"),
         ("EarlyStopping", "keras"),
@@ -249,7 +249,7 @@ def test_the_search_of_a_page_that_is_opened_as_a_file_finds_the_right_page_firs
     site, words, page, tmp_path
 ):
     """In a browser without a server, as a reader's."""
-    assert (site / "search" / "search_index.js").read_text("utf-8").startswith("var __index = {")
+    assert (site / "search/search_index.js").read_text("utf-8").startswith("var __index = {")
     if shutil.which("chromium") is None:
         pytest.skip("apt-get install chromium")
     done = subprocess.run(
@@ -273,9 +273,9 @@ def test_the_search_of_a_page_that_is_opened_as_a_file_finds_the_right_page_firs
 
 def test_every_picture_of_a_page_is_in_the_site(site):
     for page in site.glob("*.html"):
-        for source in re.findall(r"<img\b[^>]*\bsrc=\"([^\"]+)", page.read_text(encoding="utf-8")):
+        for source in re.findall(r"<img\b[^>]*\bsrc=\"([^\"]+)", page.read_text("utf-8")):
             assert (site / source).is_file(), (page, source)
-    assert (site / "images" / "scaling.png").is_file()
+    assert (site / "images/scaling.png").is_file()
 
 
 @pytest.mark.matrix
@@ -294,7 +294,7 @@ def test_the_picture_of_the_terminal_shows_a_run_killed_and_gone_on(tmp_path):
         check=True,
         timeout=300,
     )
-    picture = (tmp_path / "terminal.svg").read_text(encoding="utf-8")
+    picture = (tmp_path / "terminal.svg").read_text("utf-8")
     shown = html.unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", picture, flags=re.DOTALL))
     for words in ("--resume=runs/mlp-mnist-001", "Killed", "from step", "Done: 2 epochs"):
         assert words in shown.replace("\xa0", " ")

@@ -149,7 +149,7 @@ def test_adapters_trained_on_two_devices_equal_one_devices_and_are_saved_alone(t
 def test_an_example_documents_its_command(name):
     package = "examples.trackers" if name in TRACKERS else "examples"
     path = f"{package.replace('.', '/')}/{name}.py"
-    text = (ROOT / path).read_text(encoding="utf-8")
+    text = (ROOT / path).read_text("utf-8")
     assert f"python -m {package}.{name}\n" in text
     assert text.endswith('\n\nif __name__ == "__main__":\n    main()\n')
     if name in TRACKERS:
@@ -195,9 +195,9 @@ def test_tensorboard_has_a_value_for_each_epoch_of_a_fit_and_of_a_run(tmp_path):
         assert [step for step, _ in shown] == [0, 1]
         np.testing.assert_allclose([value for _, value in shown], history[name], rtol=1e-6)
         np.testing.assert_allclose(results(logs / "run", name), history[name], rtol=1e-5)
-    losses = [value for _, value in scalars(logs / "fit" / "train", "epoch_loss")]
+    losses = [value for _, value in scalars(logs / "fit/train", "epoch_loss")]
     assert len(losses) == 2 and losses[1] < losses[0]
-    assert list((logs / "run" / "tensorboard").iterdir())  # written by tensorboard=True
+    assert list((logs / "run/tensorboard").iterdir())  # written by tensorboard=True
 
 
 def test_optuna_prunes_bad_trials_and_reads_the_accuracy_of_the_others(tmp_path):
@@ -219,7 +219,7 @@ def test_optuna_prunes_bad_trials_and_reads_the_accuracy_of_the_others(tmp_path)
         np.testing.assert_allclose(value, max(reported) if is_complete else reported[-1])
 
 
-FILES = sorted((ROOT / "towers" / "app" / "experiments").glob("*.flags"))
+FILES = sorted((ROOT / "towers/app/experiments").glob("*.flags"))
 SWEEPS = [path for path in FILES if path.stem.endswith("_sweep")]
 RUNS = [path for path in FILES if path not in SWEEPS]
 
@@ -278,7 +278,7 @@ def test_a_flag_file_starts_with_its_command_and_the_expected_result(path):
     assert "# Expected: " in "\n".join(header)
     assert all(line.startswith("--") for line in lines[len(header) :])
     assert set(re.findall(r"\w+\.flags", "\n".join(lines))) <= {other.name for other in FILES}
-    readme = (ROOT / "experiments" / "README.md").read_text()
+    readme = (ROOT / "experiments/README.md").read_text()
     assert f"--flagfile=towers/app/experiments/{path.name}`" in readme
 
 
@@ -303,9 +303,7 @@ def test_the_two_runs_of_the_keras_notebook_differ_only_in_the_number_of_gpus(co
     }
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), [("wide_mlp", 41_157_402), ("rnn_benchmark", 23_028_352)]
-)
+@pytest.mark.parametrize("name, size", [("wide_mlp", 41_157_402), ("rnn_benchmark", 23_028_352)])
 def test_the_full_size_models_have_the_documented_number_of_parameters(name, size, configs):
     source = models.load(configs[name].model)
     assert source.build(source.input_shape, source.num_classes).count_params() == size

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests.conformance.cases import BUILT_IN, Case, ODD
+from tests.conformance.cases import BUILT_IN, ODD
 from tests.conformance.gradients_test import keras_gradients, relative_difference
 from tests.resuming import FLAGS, ROOT, outcome, train
 from tests.step.policy_test import pauses, tower_calls
@@ -58,7 +58,7 @@ def image_batch(count, size=32):
 
 @pytest.mark.parametrize("num_devices", [1, 8])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_the_averaged_gradient_is_the_large_batch_gradient(case: Case, num_devices, float64):
+def test_the_averaged_gradient_is_the_large_batch_gradient(case, num_devices, float64):
     keras.utils.set_random_seed(7)
     with tf.device("/cpu:0"):
         model = case.build()
@@ -188,7 +188,7 @@ def test_a_killed_run_goes_on_to_the_same_bits_on_another_number_of_gpus(tmp_pat
     trained(tmp_path / "whole", *flags)
     trained(tmp_path / "killed", *flags, fault="step == 5 and kill('KILL')")
     trained(tmp_path / "killed", "--resume=run", "--trust_run_dir", "--num_gpus=4")
-    assert outcome(tmp_path / "killed" / "run") == outcome(tmp_path / "whole" / "run")
+    assert outcome(tmp_path / "killed/run") == outcome(tmp_path / "whole/run")
 
 
 @on_gpus_alone

@@ -264,12 +264,12 @@ def test_a_damaged_checkpoint_is_reported_and_the_previous_one_used(
 ):
     with pytest.raises(InterruptedError):
         entry.run(tmp_path / "run", after=6)
-    newest, *older = checkpoints.find(tmp_path / "run" / "checkpoints")
+    newest, *older = checkpoints.find(tmp_path / "run/checkpoints")
     (newest / checkpoints.ARRAYS).write_bytes(bytes(4))
     assert entry.run(tmp_path / "run") == uninterrupted(entry)
     text = output(capsys, recwarn)
     assert f"{newest.name} is damaged: arrays.bin has 4 bytes instead of" in text
-    for path in checkpoints.find(tmp_path / "run" / "checkpoints"):
+    for path in checkpoints.find(tmp_path / "run/checkpoints"):
         (path / checkpoints.MANIFEST).unlink()
     with pytest.raises(ValueError, match="no checkpoint is good: "):
         entry.run(tmp_path / "run", epochs=3)
@@ -296,7 +296,7 @@ def test_a_first_checkpoint_that_cannot_be_written_is_an_error_and_a_later_one_a
     history, _ = entry.run(tmp_path / "run")
     assert len(history["loss"]) == 2
     assert "epoch-1-step-4 cannot be written (No space left on device)" in output(capsys, recwarn)
-    found = checkpoints.find(tmp_path / "run" / "checkpoints")
+    found = checkpoints.find(tmp_path / "run/checkpoints")
     assert [path.name for path in found] == ["epoch-0-step-0"]
 
 

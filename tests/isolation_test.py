@@ -69,7 +69,6 @@ def run(directory, **modules):
         capture_output=True,
         text=True,
         timeout=200,
-        check=False,
     )
     return done.stdout
 

@@ -38,7 +38,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 def imported(path):
     """Returns the modules of towers that a file imports: ("step", "sharding"), ("config",), ..."""
     found = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -155,7 +155,7 @@ def test_docstrings_name_files_that_exist():
         "file.py",
     }  # Keras' own; and a line of a user's
     for path in PACKAGE.rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
             if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
                 continue
             names = set(re.findall(r"[\w/]+\.py\b", ast.get_docstring(node) or ""))
@@ -170,15 +170,15 @@ def test_docstrings_name_files_that_exist():
 
 
 def test_the_step_is_nine_files_of_at_most_1700_lines_that_the_documentation_lists():
-    page = (ROOT / "docs" / "how_it_works.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/how_it_works.md").read_text("utf-8")
     names = re.findall(r"^\d\. `([\w/]+)`", page, re.MULTILINE)
     assert len(names) == len(set(names)) == 9
-    files = [(PACKAGE / f"{name}.py").read_text(encoding="utf-8") for name in names]
+    files = [(PACKAGE / f"{name}.py").read_text("utf-8") for name in names]
     assert sum(len(text.splitlines()) for text in files) <= 1700
 
 
 def test_the_documents_of_promises_name_tests_that_exist():
     names = {test.rpartition("/")[2] for test in TESTS} | TESTS
     for document in ("faults.md", "exactness_reference.md"):
-        text = (ROOT / "docs" / document).read_text(encoding="utf-8")
+        text = (ROOT / "docs" / document).read_text("utf-8")
         assert set(re.findall(r"`([\w/]+_test)`", text)) - names == set()

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 
 pytestmark = pytest.mark.tools
 ROOT = Path(__file__).parents[1]
-NOTEBOOK = nbformat.read(ROOT / "examples" / "quickstart.ipynb", as_version=4)
+NOTEBOOK = nbformat.read(ROOT / "examples/quickstart.ipynb", as_version=4)
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
 FIT = """
 fitted = parallel.fit(
@@ -69,8 +69,8 @@ def errors(outputs):
     return [(o.ename, o.evalue) for o in outputs if o.output_type == "error"]
 
 
-@pytest.fixture(scope="module", name="kernel")
-def _kernel(tmp_path_factory):
+@pytest.fixture(scope="module")
+def kernel(tmp_path_factory):
     """A kernel in which all cells of the notebook have run."""
     directory = tmp_path_factory.mktemp("notebook")
     with pytest.MonkeyPatch.context() as patch:

@@ -8,7 +8,6 @@ Prints each with its place and the rule that it breaks; exits with 1 if there ar
 import ast
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -42,7 +41,7 @@ _RULES = [
 ]
 
 
-def complaints(sentence: str) -> list[str]:
+def complaints(sentence):
     """The rules that a sentence breaks."""
     found = [advice for pattern, advice in _RULES if pattern.search(sentence)]
     if len(sentence.split()) > _MOST_WORDS:
@@ -52,7 +51,7 @@ def complaints(sentence: str) -> list[str]:
     return found
 
 
-def sentences(text: str) -> Iterator[str]:
+def sentences(text):
     """The sentences and table cells of Markdown; code is left out, and what is in backquotes."""
     text = re.sub(r"^```.*?^```|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE)
     text = re.sub(r"`[^`]*`", "x", re.sub(r"\]\([^)]*\)", "]", text))
@@ -62,9 +61,9 @@ def sentences(text: str) -> Iterator[str]:
                 yield " ".join(words)
 
 
-def messages(path: Path) -> Iterator[str]:
+def messages(path):
     """The errors, warnings and help texts in a file's code."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         match node:
             case ast.Raise(exc=ast.Call(args=arguments)):
                 pass
@@ -83,9 +82,9 @@ def messages(path: Path) -> Iterator[str]:
                 )
 
 
-def faults() -> list[str]:
+def faults():
     """ "FILE: RULE: SENTENCE" of each sentence that breaks a rule."""
-    texts = [(page, page.read_text(encoding="utf-8")) for page in PAGES]
+    texts = [(page, page.read_text("utf-8")) for page in PAGES]
     texts += [
         (path, text) for path in sorted((ROOT / "towers").rglob("*.py")) for text in messages(path)
     ]

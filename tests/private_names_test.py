@@ -9,7 +9,6 @@ be they attributes, keyword arguments, imports or keys (`getattr(layer, "_x")`,
 import ast
 import functools
 import re
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -66,7 +65,7 @@ class Use(NamedTuple):
 
 
 @functools.cache
-def uses(tree: ast.AST) -> list[Use]:
+def uses(tree):
     """The private names that a file takes from elsewhere, or binds on something else."""
     return [
         Use(name, getattr(node, "lineno", 0))
@@ -76,7 +75,7 @@ def uses(tree: ast.AST) -> list[Use]:
     ]
 
 
-def _mentioned(node: ast.AST) -> list[str]:
+def _mentioned(node):
     match node:
         case ast.Attribute(value=ast.Name(id="tf" | "tensorflow"), attr=name) if (
             name in _INSIDE_ATTRIBUTES
@@ -104,12 +103,12 @@ def _mentioned(node: ast.AST) -> list[str]:
     return []
 
 
-def _texts(nodes: Iterable[ast.AST | None]) -> list[str]:
+def _texts(nodes):
     return [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
 
 
 @functools.cache
-def bound(tree: ast.AST) -> set[str]:
+def bound(tree):
     """The names that a file binds: its functions, classes and variables, and what `self` gets."""
     names = set()
     for node in ast.walk(tree):
@@ -123,7 +122,7 @@ def bound(tree: ast.AST) -> set[str]:
     return names
 
 
-def refused(tree: ast.AST, own: set[str]) -> list[Use]:
+def refused(tree, own):
     """The uses of private names that are neither public by documentation nor one's own.
 
     Those that a door knows are refused even where a file has one of its own.
@@ -133,12 +132,12 @@ def refused(tree: ast.AST, own: set[str]) -> list[Use]:
 
 
 @functools.cache
-def parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+def parsed(path):
+    return ast.parse(path.read_text("utf-8"))
 
 
 @functools.cache
-def behind_doors() -> set[str]:
+def behind_doors():
     return {
         use.name
         for path in DOORS
@@ -147,7 +146,7 @@ def behind_doors() -> set[str]:
     }
 
 
-def files(patterns: Iterable[str]) -> list[Path]:
+def files(patterns):
     return [path for pattern in patterns for path in sorted(ROOT.glob(pattern))]
 
 

@@ -171,8 +171,8 @@ def test_names_of_images_reach_terminal_and_csv_without_escape_sequences(tmp_pat
             folder.mkdir(parents=True)
             for number in range(2):
                 keras.utils.save_img(folder / f"{number}.png", np.zeros((4, 4, 3)))
-    good = tmp_path / "photos" / "val" / "a" / f"{ESCAPES}.png"
-    shutil.copy(tmp_path / "photos" / "val" / "a" / "0.png", good)
+    good = tmp_path / "photos/val/a" / f"{ESCAPES}.png"
+    shutil.copy(tmp_path / "photos/val/a/0.png", good)
     files = image_folder.load(str(tmp_path / "photos"))
     out = tmp_path / "out.csv"
     probabilities = np.tile(np.float32([0.25, 0.75]), (len(files.test_names), 1))
@@ -198,7 +198,7 @@ def test_data_that_are_pipes_or_endless_devices_are_an_error_and_links_to_images
         (folder / "link.png").symlink_to(tmp_path / f"{part}.png")
     assert image_folder.load(str(tmp_path)).input_shape == (4, 4, 3)
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
-        path = tmp_path / "train" / "a" / "z.png"
+        path = tmp_path / "train/a/z.png"
         make(path)
         with soon(), pytest.raises(ValueError, match="z.png cannot be decoded: it is no regular"):
             image_folder.load(str(tmp_path))
@@ -259,10 +259,10 @@ def test_nothing_in_towers_runs_what_a_file_holds():
     )
     unsafe = {"allow_pickle": True, "safe_mode": False, "shell": True}
     package = ROOT / "towers"
-    sources = set(package.rglob("*.py")) - {package / "app" / "reading" / "readers.py"}
+    sources = set(package.rglob("*.py")) - {package / "app/reading/readers.py"}
     assert len(sources) > 30
     for source in sorted(sources):
-        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8"))):
+        for node in ast.walk(ast.parse(source.read_text("utf-8"))):
             where = f"{source}, line {getattr(node, 'lineno', 0)}"
             if isinstance(node, ast.Import | ast.ImportFrom):
                 modules = [getattr(node, "module", None), *(alias.name for alias in node.names)]

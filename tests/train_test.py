@@ -59,8 +59,8 @@ def data():
 """
 
 
-@pytest.fixture(name="users")
-def _users(tmp_path):
+@pytest.fixture
+def users(tmp_path):
     (tmp_path / "users.py").write_text(USERS)
 
 
@@ -72,7 +72,6 @@ def run(*arguments, cwd, **variables):
         capture_output=True,
         text=True,
         timeout=300,
-        check=False,
     )
 
 
@@ -95,7 +94,7 @@ def short(tmp_path_factory):
         "--device=cpu",
         cwd=cwd,
     )
-    return done, cwd / "runs" / "users_model-mnist-001"
+    return done, cwd / "runs/users_model-mnist-001"
 
 
 @pytest.mark.parametrize(
@@ -206,7 +205,7 @@ def test_a_sweep_writes_a_table_a_picture_and_its_runs(users, tmp_path):
     assert (done.returncode, done.stderr) == (0, "")
     out = tmp_path / "out"
     assert sorted(os.listdir(out)) == ["cells", "sweep.csv", "sweep.json", "sweep.png"]
-    cell = out / "cells" / "users_model-batch32-gpus3"
+    cell = out / "cells/users_model-batch32-gpus3"
     assert {"config.json", "results.csv", "final.keras", "log.txt"} <= {*os.listdir(cell)}
 
     (row,) = rows(out / "sweep.csv")
@@ -228,8 +227,8 @@ def test_a_sweep_writes_a_table_a_picture_and_its_runs(users, tmp_path):
 SHORT = (*FLAGS, "--max_steps=2")
 
 
-@pytest.fixture(name="mount", scope="module")
-def _mount(tmp_path_factory):
+@pytest.fixture(scope="module")
+def mount(tmp_path_factory):
     skip_where_nothing_can_be_mounted(tmp_path_factory.mktemp("mount"))
 
 
@@ -270,7 +269,7 @@ def test_a_run_survives_a_full_disk_and_resumes_from_an_older_checkpoint(mount, 
     assert stderr.endswith("continue the run: python train.py --resume=run --trust_run_dir.\n")
     for path in ("checkpoints/epoch-1-step-6", "results.csv"):
         assert f"run/{path} cannot be written (No space left on device); " in stdout
-    path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
+    path, _, wrong = checkpoints.read_newest(tmp_path / "run/checkpoints")
     assert (path.name, wrong) == ("epoch-1-step-4", [])
     assert resumed(tmp_path) == uninterrupted(*FLAGS)
 
@@ -360,6 +359,6 @@ def test_too_little_memory_names_the_per_tower_batch(num_gpus, tmp_path):
     assert code == 2, stdout + stderr
     assert "error: a device has too little memory for 8 examples a tower" in stderr
     assert "smaller --batch_size than 16" in stderr and "--num_towers=4" in stderr
-    assert [path.name for path in checkpoints.find(tmp_path / "run" / "checkpoints")] == [
+    assert [path.name for path in checkpoints.find(tmp_path / "run/checkpoints")] == [
         "epoch-0-step-0"
     ]

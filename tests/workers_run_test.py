@@ -54,7 +54,7 @@ def finish(processes, expected=0):
 
 def bits(run_dir):
     """Of the run's last state, and of its rows but for their times."""
-    newest = run_dir / "checkpoints" / "epoch-2-step-14" / "arrays.bin"
+    newest = run_dir / "checkpoints/epoch-2-step-14/arrays.bin"
     rows = (run_dir / "results.csv").read_text().splitlines()
     return (hashlib.sha256(newest.read_bytes()).hexdigest(), [row.split(",")[:5] for row in rows])
 
@@ -77,20 +77,20 @@ class Hold:
         (self._directory / "go").touch()
 
 
-@pytest.fixture(name="mount", scope="module")
-def _mount(tmp_path_factory):
+@pytest.fixture(scope="module")
+def mount(tmp_path_factory):
     skip_where_nothing_can_be_mounted(tmp_path_factory.mktemp("mount"))
 
 
-@pytest.fixture(name="run_alone", scope="module")
-def _run_alone(tmp_path_factory):
+@pytest.fixture(scope="module")
+def run_alone(tmp_path_factory):
     run_dir = tmp_path_factory.mktemp("alone") / "run"
     finish(train(1, run_dir))
     return run_dir
 
 
-@pytest.fixture(name="alone", scope="module")
-def _alone(run_alone):
+@pytest.fixture(scope="module")
+def alone(run_alone):
     return bits(run_alone)
 
 
@@ -131,7 +131,7 @@ def test_a_run_that_lost_a_worker_and_got_a_signal_resumes_on_any_number_to_the_
     hold.end()
     for _, _, errors in finish(processes, expected=143):
         assert errors.count("\n") == 1 and "stopped by SIGTERM" in errors
-    assert (tmp_path / "run" / "checkpoints" / "epoch-1-step-9").is_dir()
+    assert (tmp_path / "run/checkpoints/epoch-1-step-9").is_dir()
 
     finish(resume(count, tmp_path / "run"))
     assert bits(tmp_path / "run") == alone
@@ -255,7 +255,7 @@ def test_workers_evaluate_predict_and_export_what_one_process_does(run_alone, tm
     best = max(rows, key=lambda row: (float(row["val_accuracy"]), -float(row["val_loss"])))
     loss, accuracy = (float(best[name]) for name in ("val_loss", "val_accuracy"))
     assert f"Evaluate  loss {loss:.4f}  accuracy {accuracy:.4f} " in stdout
-    assert (tmp_path / "served" / "saved_model.pb").is_file()
+    assert (tmp_path / "served/saved_model.pb").is_file()
     assert other.count("\n") == 1  # the chief shows the result
 
 

@@ -48,7 +48,7 @@ def defined(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "wrong"),
+    "name, values, wrong",
     [
         ("num_a", {"--num_a=8": 8, "--num_a=-1": -1}, "--num_a=2.5"),
         ("num_b", {"--num_b=8": 8.0, "--num_b=auto": "auto"}, "--num_b=often"),
@@ -76,7 +76,7 @@ def test_a_field_is_a_flag_of_its_kind_or_word(name, values, wrong, defined):
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
+    "text, expected",
     [
         (
             "num_a (8) is more than this machine has. Use num_a=2, or num_a=2 num_b=8.",
@@ -103,7 +103,7 @@ def test_the_librarys_errors_speak_of_arguments_not_of_flags():
     for file in (ROOT / "towers").rglob("*.py"):
         if file.name in ("command_line.py", "__main__.py") or file.parent.name == "launch":
             continue
-        for call in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        for call in ast.walk(ast.parse(file.read_text("utf-8"))):
             if isinstance(call, ast.Call) and ast.unparse(call.func).endswith("Error"):
                 text = ast.unparse(call)
                 if re.search(r"--[\w{]", text) and "python train.py" not in text:
@@ -182,7 +182,6 @@ def test_flags_are_filled_or_refused_in_one_line(arguments, code, stdout, stderr
         ["bash", "-c", f'set -o pipefail; "$0" -c "$1" {arguments}', sys.executable, PROGRAM],
         capture_output=True,
         text=True,
-        check=False,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )

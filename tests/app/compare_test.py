@@ -208,7 +208,7 @@ def test_equal_runs_can_be_made_again_on_another_number_of_devices(plain, tmp_pa
         assert not audit(given, str(other), 3, out)
         with pytest.raises(ValueError, match=r"epoch \(9\) is none of the complete epochs"):
             audit(given, str(other), 9, out)
-        shutil.rmtree(other / "checkpoints" / "epoch-2-step-8")
+        shutil.rmtree(other / "checkpoints/epoch-2-step-8")
         with pytest.raises(ValueError, match="larger `keep_checkpoints`"):
             audit(given, str(other), 3, out)
 

@@ -18,8 +18,8 @@ echo "${COMPREPLY[@]}"
 """
 
 
-@pytest.fixture(scope="module", name="script")
-def _script():
+@pytest.fixture(scope="module")
+def script():
     done = subprocess.run(
         [sys.executable, "train.py", "--completion"],
         cwd=ROOT,
@@ -38,7 +38,7 @@ def completed(script, *words):
 
 
 @pytest.mark.parametrize(
-    ("words", "offered"),
+    "words, offered",
     [
         (["--keep_"], ["--keep_checkpoints", "--keep_best"]),
         (["--seed", "7", "--monitor"], ["--monitor", "--monitor_mode"]),

@@ -37,7 +37,7 @@ def killed_at(step, *flags, cwd, fault="kill('KILL')"):
 
 
 @pytest.mark.matrix
-@pytest.mark.parametrize(("flags", "every"), [(FLAGS, 1), (FLAGS, 3), (NOTEBOOK, 1)])
+@pytest.mark.parametrize("flags, every", [(FLAGS, 1), (FLAGS, 3), (NOTEBOOK, 1)])
 def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_path):
     """One process a step, each killed right after it.
 

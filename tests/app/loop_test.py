@@ -73,14 +73,14 @@ class Notes(Checkpointer):
         return self.saved[-1] if self.saved else None
 
 
-@pytest.fixture(name="run", scope="module")
-def _run():
+@pytest.fixture(scope="module")
+def run():
     """4 steps an epoch: 50 = 3 x 16 + 2."""
     return build(config(epochs=2))
 
 
-@pytest.fixture(name="loop_of")
-def _loop_of(tmp_path):
+@pytest.fixture
+def loop_of(tmp_path):
     def make(run, *callbacks, state=None, pending=None, every=None):
         notes = Notes(run, tmp_path, every)
         after = AfterStep(
@@ -158,7 +158,7 @@ def test_a_run_begins_though_a_callback_or_a_run_before_has_set_stop_training(ru
     assert state.step == 8
 
 
-@pytest.mark.parametrize(("moment", "step"), [("train_batch_end", 1), ("epoch_end", 4)])
+@pytest.mark.parametrize("moment, step", [("train_batch_end", 1), ("epoch_end", 4)])
 def test_a_signal_waits_for_the_end_of_a_step_and_the_run_is_saved(run, loop_of, moment, step):
     pending, state = Pending(), TrainState()
     recorder = Recorder(
@@ -174,7 +174,7 @@ def test_a_signal_waits_for_the_end_of_a_step_and_the_run_is_saved(run, loop_of,
 
 
 @pytest.mark.parametrize(
-    ("error", "saved"), [(NonFiniteError("tower 0"), (0, True)), (RuntimeError("half"), (0, False))]
+    "error, saved", [(NonFiniteError("tower 0"), (0, True)), (RuntimeError("half"), (0, False))]
 )
 def test_an_update_that_fails_may_have_changed_anything_but_for_one_that_was_not_made(
     run, loop_of, error, saved, monkeypatch

@@ -59,7 +59,7 @@ def test_a_directory_whose_config_was_never_written_takes_a_new_run():
 
 
 @pytest.mark.parametrize(
-    ("directory", "words"),
+    "directory, words",
     [
         ("mine", "is not empty; name a new directory"),
         ("mine/notes", "is a file"),

@@ -115,7 +115,7 @@ def test_a_run_of_an_older_version_resumes_with_data_that_have_moved(
         towers.train(TrainConfig(resume="../run", trust_run_dir=True))
     with pytest.raises(ValueError, match="the train data are not those"):
         towers.train(TrainConfig(resume="../run", trust_run_dir=True, data_dir="../other.npz"))
-    (tmp_path / "data.npz").rename(tmp_path / "elsewhere" / "moved.npz")
+    (tmp_path / "data.npz").rename(tmp_path / "elsewhere/moved.npz")
     moved = TrainConfig(resume="../run", trust_run_dir=True, data_dir="moved.npz")
     assert towers.train(moved) == whole
     assert json.loads((tmp_path / "run/config.json").read_text())["data_dir"] == "moved.npz"
@@ -146,7 +146,7 @@ def test_a_run_that_has_ended_resumes_with_other_limits(whole):
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    "values, message",
     [
         (
             {"seed": 1, "num_towers": 3},

@@ -209,7 +209,7 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(tmp_path, 
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    "values, message",
     [
         ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
         ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),

@@ -55,7 +55,7 @@ def test_absent_and_doubled_devices_are_refused(names, message):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "right"),
+    "wrong, right",
     [
         (2, r"devices=towers.tower_devices\(2\)"),
         ("/cpu:0", r"devices=\['/cpu:0'\]"),
@@ -102,7 +102,7 @@ def test_threads_follow_from_towers_and_cores(num_towers, num_cores, threads):
 
 
 @pytest.mark.parametrize(
-    ("names", "value", "expected"),
+    "names, value, expected",
     [
         (["/cpu:0", "/cpu:1"], None, CPU),
         (["/cpu:0"], "0", CPU),
@@ -137,7 +137,7 @@ GB10 = ("NVIDIA GB10", "GPU-77aa", 0, 0)
 
 
 @pytest.mark.parametrize(
-    ("text", "version"),
+    "text, version",
     [
         (CLOSED, "550.54.15"),
         (OPEN, "570.86.15"),
@@ -157,7 +157,7 @@ def test_the_gpus_are_those_that_the_driver_lists(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("visible", "numbers"),
+    "visible, numbers",
     [
         ("1", [1]),
         ("GPU-8932f937", [0]),
@@ -174,7 +174,7 @@ def test_only_the_visible_gpus_are_asked_for(monkeypatch, visible, numbers):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "visible", "fault"),
+    "gpus, visible, fault",
     [
         *(((H100, T4), visible, {}) for visible in ("2", "-1", "GPU-another", "0,7")),
         ((H100,), None, {"error": pynvml.NVML_ERROR_DRIVER_NOT_LOADED}),
@@ -191,7 +191,7 @@ def test_a_gpu_that_is_not_there_and_a_driver_that_fails_give_none(
 
 
 @pytest.mark.parametrize(
-    ("facts", "words"),
+    "facts, words",
     [
         ((False, True, None), ["built without CUDA"]),
         ((True, False, None), ["no NVIDIA driver"]),

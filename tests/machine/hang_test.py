@@ -105,7 +105,7 @@ def matrix(*values):
 
 
 @pytest.mark.parametrize(
-    ("flag", "phase", "stack", "step"),
+    "flag, phase, stack, step",
     [
         (f"--model={HERE}:lost_device", "step (towers 0-1 on /cpu:0, /cpu:1).", "answer", 3),
         matrix(f"--callbacks={HERE}:blocked_disk", "writing a checkpoint, in ", "wait", 0),
@@ -123,9 +123,9 @@ def test_a_run_that_hangs_says_where_and_keeps_its_checkpoint(flag, phase, stack
         r"--hang_timeout\.\n",
         stderr,
     )
-    log = (tmp_path / "run" / "log.txt").read_text()
+    log = (tmp_path / "run/log.txt").read_text()
     assert f" in {stack}\n" in log.partition(stderr)[2]
-    path, _, wrong = checkpoints.read_newest(tmp_path / "run" / "checkpoints")
+    path, _, wrong = checkpoints.read_newest(tmp_path / "run/checkpoints")
     assert wrong == [] and checkpoints.step_of(path) >= min(step, 1)
     if "deaf" in flag:
         code, _, stderr = train(*RESUME, "--hang_timeout=1", cwd=tmp_path)
@@ -223,7 +223,7 @@ with watching(seconds=1):
 
 @pytest.mark.matrix
 @pytest.mark.parametrize(
-    ("timeout", "seconds", "code"), [(None, 1.2, 0), (None, 5, hang.HUNG), (0, 5, 0)]
+    "timeout, seconds, code", [(None, 1.2, 0), (None, 5, hang.HUNG), (0, 5, 0)]
 )
 def test_the_default_is_ten_times_the_longest_phase_and_0_is_never(timeout, seconds, code):
     found, *_ = run(f"""

@@ -1,7 +1,6 @@
 """What the tests of make_parallel share: the same run by Keras on one device, and on towers."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -19,10 +18,10 @@ class Pair(NamedTuple):
     ours: keras.Model
 
 
-def build_pair(build: Callable[[], keras.Model], num_towers: int = 3, **compile_arguments) -> Pair:
+def build_pair(build, num_towers=3, **compile_arguments):
     """Two compiled models. Compile arguments that are functions are called once for each."""
 
-    def make() -> keras.Model:
+    def make():
         keras.utils.set_random_seed(5)
         return build()
 
@@ -45,7 +44,7 @@ def build_pair(build: Callable[[], keras.Model], num_towers: int = 3, **compile_
     return pair
 
 
-def fit_pair(pair: Pair, data: Callable[[], tuple], **options: Any) -> list[dict]:
+def fit_pair(pair, data, **options):
     """Fits both; `data()` gives the positional arguments of `fit`. Returns both histories."""
     histories = []
     for model in pair:
@@ -55,27 +54,25 @@ def fit_pair(pair: Pair, data: Callable[[], tuple], **options: Any) -> list[dict
     return histories
 
 
-def assert_same_logs(ours: dict, theirs: dict) -> None:
+def assert_same_logs(ours, theirs):
     """The same entries in the same order, and the same values."""
     assert list(ours) == list(theirs)
     for name in theirs:
         np.testing.assert_allclose(ours[name], theirs[name], rtol=TOLERANCE, err_msg=name)
 
 
-def assert_close(
-    ours: Iterable, theirs: Iterable, rtol: float = TOLERANCE, atol: float = 1e-12
-) -> None:
+def assert_close(ours, theirs, rtol=TOLERANCE, atol=1e-12):
     """Each of these variables or arrays agrees with that of the same place."""
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         np.testing.assert_allclose(a, b, rtol, atol, err_msg=getattr(a, "path", f"{i}"))
 
 
-def assert_same_weights(pair: Pair) -> None:
+def assert_same_weights(pair):
     """Weights and optimizer slots agree."""
     assert_close(*([*m.variables, *m.optimizer.variables] for m in (pair.ours, pair.theirs)))
 
 
-def assert_same_fit(pair: Pair, data: Callable[[], tuple], **options: Any) -> dict:
+def assert_same_fit(pair, data, **options):
     """Histories and weights agree after `fit`; returns the history."""
     theirs, ours = fit_pair(pair, data, **options)
     assert_same_logs(ours, theirs)
@@ -86,11 +83,11 @@ def assert_same_fit(pair: Pair, data: Callable[[], tuple], **options: Any) -> di
 class Own(keras.Sequential):
     """A step of the model's own, which is Keras'."""
 
-    def train_step(self, data: Any) -> dict:
+    def train_step(self, data):
         return super().train_step(data)
 
 
-def classifier() -> keras.Model:
+def classifier():
     """6 numbers -> 3 classes."""
     return keras.Sequential(
         [keras.Input((6,)), L.Dense(8, activation="tanh"), L.Dense(3, activation="softmax")]
@@ -104,13 +101,13 @@ CLASSIFIER = {
 }
 
 
-def rows(count: int = 31) -> tuple[np.ndarray, np.ndarray]:
+def rows(count=31):
     """x [N, 6], y [N]: in batches of 7 the last one holds 3 examples."""
     rng = np.random.default_rng(0)
     return rng.normal(size=(count, 6)), rng.integers(0, 3, count)
 
 
-def batches(batch_size: int = 7, count: int = 31) -> Iterator[tuple]:
+def batches(batch_size=7, count=31):
     """`rows` as a generator of batches, without end."""
     x, y = rows(count)
     while True:

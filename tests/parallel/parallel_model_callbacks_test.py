@@ -244,7 +244,7 @@ def test_a_tracker_that_replaces_fit_is_called_and_changes_nothing(when, tmp_pat
     run = processes.run("-c", TRACKED, when, cwd=tmp_path)
     assert run.returncode == 0, run.stderr[-3000:]
     assert run.stdout.splitlines()[-1] == "['tracked', 'tracked', 'tracked'] 1"
-    assert (tmp_path / "a" / "checkpoints").exists() and (tmp_path / "b" / "checkpoints").exists()
+    assert (tmp_path / "a/checkpoints").exists() and (tmp_path / "b/checkpoints").exists()
 
 
 # towers.NoiseScale

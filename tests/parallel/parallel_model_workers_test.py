@@ -154,7 +154,7 @@ def test_a_fit_whose_workers_were_killed_resumes_to_the_bits_of_one_process(tmp_
         for code, errors in ended:  # a worker may notice the other's end before its own
             is_lost = killed and "was lost in a train step" in errors
             assert is_lost or code == (-signal.SIGKILL if killed else 0), errors
-    assert not list((tmp_path / "2" / "backup-1").glob("*"))  # the chief's alone
+    assert not list((tmp_path / "2/backup-1").glob("*"))  # the chief's alone
     digests = [path.read_text() for path in tmp_path.glob("*/*.digest")]
     assert len(digests) == 3 and len(set(digests)) == 1
 

@@ -46,8 +46,8 @@ class Training:
         return position["step"], position["stopped"]
 
 
-@pytest.fixture(name="training")
-def _training(tmp_path):
+@pytest.fixture
+def training(tmp_path):
     return Training(tmp_path, signals.Pending(), every=3)
 
 

@@ -14,8 +14,8 @@ from towers.workers.workers import Workers
 STATE = {"fit": {"batch_size": 4}, "options": {"rate": 0.1}}
 
 
-@pytest.fixture(name="directory")
-def _directory(tmp_path):
+@pytest.fixture
+def directory(tmp_path):
     (tmp_path / directories.CHECKPOINTS).mkdir()
     return tmp_path
 

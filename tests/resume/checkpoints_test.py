@@ -182,8 +182,8 @@ def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
     assert checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-4"
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
     """The checkpoints of tmp_path."""
     folder = tmp_path / directories.CHECKPOINTS
     folder.mkdir()

@@ -85,8 +85,8 @@ def kill_before(end):
     DirFileSystem.put_file = put_or_die
 
 
-@pytest.fixture(name="server", scope="module")
-def _server():
+@pytest.fixture(scope="module")
+def server():
     pytest.importorskip("s3fs")
     pytest.importorskip("moto")
     server = Server()
@@ -94,8 +94,8 @@ def _server():
     server.close()
 
 
-@pytest.fixture(name="bucket")
-def _bucket(server, monkeypatch, tmp_path):
+@pytest.fixture
+def bucket(server, monkeypatch, tmp_path):
     """The files of an empty bucket; copies are made in tmp_path/tmp."""
     files = server.files()
     if files.find("bucket"):
@@ -107,8 +107,8 @@ def _bucket(server, monkeypatch, tmp_path):
     return files
 
 
-@pytest.fixture(name="memory")
-def _memory(monkeypatch, tmp_path):
+@pytest.fixture
+def memory(monkeypatch, tmp_path):
     """fsspec's files in this process' memory, empty."""
     fsspec = pytest.importorskip("fsspec")
     monkeypatch.chdir(tmp_path)
@@ -118,8 +118,8 @@ def _memory(monkeypatch, tmp_path):
     return files
 
 
-@pytest.fixture(name="whole", scope="module")
-def _whole(tmp_path_factory):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
     """A run in memory that nobody has interrupted: a copy of its directory, and its history."""
     files = pytest.importorskip("fsspec").filesystem("memory")
     history = towers.train(config(run_dir=MEMORY, checkpoint_every=1))
@@ -186,7 +186,7 @@ def test_names_of_remote_files_lead_out_of_no_copy(memory, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("url", "words"),
+    "url, words",
     [
         ("s3://elsewhere/run", "bucket does not exist"),
         ("gs://bucket/run", r"gcsfs.* pip install 'tf-towers\[remote\]'"),
@@ -265,7 +265,7 @@ def test_only_the_process_that_began_last_writes(memory, tmp_path):
         towers.train(config(run_dir=MEMORY), [at_epoch_end(steal)])
     assert not any("epoch-1" in name or "epoch-2" in name for name in contents(memory))
     (copy,) = tmp_path.glob("towers-*/run")
-    assert (copy / "checkpoints" / "epoch-1-step-4").is_dir()
+    assert (copy / "checkpoints/epoch-1-step-4").is_dir()
 
 
 def test_a_fit_resumes_from_memory(memory, tmp_path):

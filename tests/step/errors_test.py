@@ -209,10 +209,10 @@ def test_a_run_stops_before_the_update_and_resumes_without_it(tmp_path):
         "--nonfinite=skip --trust_run_dir.\n"
     )
     assert "saved at step 1. Resume: python train.py --resume=run" in stdout
-    assert not (tmp_path / "run" / "best.keras").exists()
+    assert not (tmp_path / "run/best.keras").exists()
     code, stdout, stderr = train(*RESUME, "--nonfinite=skip", cwd=tmp_path)
     assert code == 0, stdout + stderr
     assert "Warning   1 update left out in this epoch: a NaN or infinite loss" in stdout
     assert "; 2 of 8 updates left out" in stdout.splitlines()[-1]
-    final = keras.saving.load_model(tmp_path / "run" / "final.keras")
+    final = keras.saving.load_model(tmp_path / "run/final.keras")
     assert all(np.isfinite(v.numpy()).all() for v in final.weights)

@@ -1,8 +1,6 @@
 """A small classifier's step and batches, and the graphs that TensorFlow makes of a step."""
 
 import unittest.mock
-from collections.abc import Callable
-from typing import Any
 
 import keras
 import numpy as np
@@ -47,7 +45,7 @@ def batch(count):
     return generator.normal(size=(count, 6)).astype("float32"), generator.integers(0, 3, count)
 
 
-def called_in_towers(function: Callable[[Any], Any]) -> Any:
+def called_in_towers(function):
     """A context: each Snapshot is a call of a function by each tower; a layer's call runs once."""
 
     def emit(context, op, values):
@@ -61,7 +59,7 @@ def called_in_towers(function: Callable[[Any], Any]) -> Any:
     return unittest.mock.patch.dict(RULES, Snapshot=rule)
 
 
-def partition_graphs(act: Callable[[], Any]) -> list:
+def partition_graphs(act):
     """The optimized GraphDefs of what `act` is the first to run: for each function and device."""
     metadata = context.context()
     metadata.ensure_initialized()

@@ -62,7 +62,7 @@ def test_stages_begin_at_the_layers_that_are_named():
 
 
 @pytest.mark.parametrize(
-    ("names", "error"),
+    "names, error",
     [
         (["dense_1"], "must name 2 layers.*gpus_per_tower=2"),
         (["dense_1", "dens_3"], "(dens_3).*no such layer; nearest are dense_3"),
@@ -85,7 +85,7 @@ class OwnCall(keras.Model):
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    "options, error",
     [
         ({"gpus_per_tower": 0}, "at least 1"),
         ({"gpus_per_tower": 3}, "must divide the number of devices, which is 4: use 3"),
@@ -103,7 +103,7 @@ def test_options_that_contradict_each_other_are_errors(options, error):
 
 
 @pytest.mark.parametrize(
-    ("model", "error"),
+    "model, error",
     [
         (lambda: chain(4), "more than the 1 layers"),
         (OwnCall, "has a custom `call`.*gpus_per_tower=1"),

@@ -64,7 +64,7 @@ def test_a_run_and_the_evaluation_of_its_file_count_what_keras_predicts(capsys, 
 
 
 @pytest.mark.parametrize(
-    ("y", "outputs", "counts"),
+    "y, outputs, counts",
     [
         ([0, 1, 1], [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [[1, 0], [1, 1]]),
         ([[0], [1], [1]], [[0.1], [0.8], [0.3]], [[1, 0], [1, 1]]),
@@ -77,7 +77,7 @@ def test_labels_may_be_indices_or_one_hot_and_two_classes_one_probability(y, out
 
 
 @pytest.mark.parametrize(
-    ("y", "outputs"),
+    "y, outputs",
     [
         (np.array([0.3]), np.ones((1, 1))),
         (np.array([2]), np.ones((1, 2))),

@@ -29,8 +29,8 @@ def numbers():
     return (x[:, :2], y), (x_test[:, :2], y_test)
 
 
-@pytest.fixture(name="model", scope="module")
-def _model():
+@pytest.fixture(scope="module")
+def model():
     keras.utils.set_random_seed(3)
     model = keras.Sequential(
         [
@@ -44,8 +44,8 @@ def _model():
     return model
 
 
-@pytest.fixture(name="file")
-def _file(model, tmp_path):
+@pytest.fixture
+def file(model, tmp_path):
     path = tmp_path / "model.keras"
     model.save(path)
     return path
@@ -57,8 +57,8 @@ def config(**values):
     return TrainConfig(**{**made, "batch_size": 7, "device": "cpu", **values})
 
 
-@pytest.fixture(name="out")
-def _out():
+@pytest.fixture
+def out():
     stream = io.StringIO()
     out = Report(stream)
     out.text = stream.getvalue
@@ -97,8 +97,8 @@ def picture(path, value, shape=(4, 5, 1)):
     path.write_bytes(tf.io.encode_png(np.full(shape, value, np.uint8)).numpy())
 
 
-@pytest.fixture(name="run", scope="module")
-def _run(tmp_path_factory):
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
     """The directory of a run of two classes of images, bright cats and dark dogs."""
     folder = tmp_path_factory.mktemp("images")
     for name, value in (("cat", 255), ("dog", 1)):
@@ -148,8 +148,8 @@ def test_images_get_their_paths_and_their_classes_names(run, out, tmp_path):
 
 
 def test_an_image_that_cannot_be_decoded_is_named_and_nothing_is_left(run, out, tmp_path):
-    picture(tmp_path / "photos" / "a.png", 3)
-    (tmp_path / "photos" / "b.png").write_bytes(b"no image")
+    picture(tmp_path / "photos/a.png", 3)
+    (tmp_path / "photos/b.png").write_bytes(b"no image")
     with pytest.raises(ValueError, match=r"b.png cannot be decoded: .* Convert it to PNG, or remo"):
         rows_of(run, out, tmp_path, data_dir=str(tmp_path / "photos"))
     assert [path.name for path in tmp_path.iterdir()] == ["photos"]
@@ -198,7 +198,7 @@ def test_what_cannot_be_evaluated_says_why(file, out, tmp_path):
 
 def test_npz_holds_each_output_by_name(tmp_path):
     a, b = np.arange(10.0).reshape(5, 2), np.arange(5, dtype="int32")
-    path = tmp_path / "new" / "p.npz"
+    path = tmp_path / "new/p.npz"
     write_predictions(str(path), {"a": a, "file": b})
     with np.load(path) as saved:
         assert sorted(saved) == ["a", "file"] and saved["file"].dtype == b.dtype
@@ -259,12 +259,12 @@ def test_an_existing_file_another_kind_and_a_place_that_cannot_be_written_are_re
         with pytest.raises(ValueError, match=rf"^out \(.*\) {words}"):
             predict_file(TrainConfig(), Path("none.keras"), str(path), Report())
     with pytest.raises(ValueError, match=r"^out \(.*\) cannot be written: File exists"):
-        write_predictions(str(tmp_path / "p.npz" / "q.csv"), {})
+        write_predictions(str(tmp_path / "p.npz/q.csv"), {})
 
 
 # The file of a trained model, and what is known of the run that it lies beside
-@pytest.fixture(name="saved_run")
-def _saved_run(tmp_path):
+@pytest.fixture
+def saved_run(tmp_path):
     config = TrainConfig(
         dataset="npz",
         data_dir="x.npz",
@@ -295,7 +295,7 @@ def test_the_runs_data_and_batch_are_brought_unless_others_are_given(saved_run):
     assert config == TrainConfig(dataset="npz", data_dir="x.npz", batch_size=32, num_gpus=2)
     config = file_config(saved_run / "final.keras", {"dataset": "mnist", "batch_size_per_gpu": 4})
     assert config == TrainConfig(dataset="mnist", batch_size_per_gpu=4)
-    alone = file_config(saved_run / "elsewhere" / "m.keras", {"batch_size": 4})
+    alone = file_config(saved_run / "elsewhere/m.keras", {"batch_size": 4})
     assert alone == TrainConfig(batch_size=4)
 
 

@@ -97,7 +97,7 @@ def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
 
 
 @pytest.mark.parametrize(
-    ("value", "message"),
+    "value, message",
     [
         (({"a": A}, A[:3]), r"parts differ in length: x\['a'\] 4, y 3 examples"),
         (A[:0], "no examples; give at least one"),
@@ -131,8 +131,8 @@ def test_a_tf_data_dataset_of_structures_stays_as_it_is():
 
 
 # NumPy archives, whole, damaged and hostile
-@pytest.fixture(name="archive")
-def _archive(tmp_path):
+@pytest.fixture
+def archive(tmp_path):
     """Writes FILE.npz; keyword arguments replace its arrays."""
 
     def write(**replaced):

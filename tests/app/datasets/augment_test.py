@@ -36,8 +36,8 @@ def layers():
     )
 
 
-@pytest.fixture(name="splits", scope="module")
-def _splits(tmp_path_factory):
+@pytest.fixture(scope="module")
+def splits(tmp_path_factory):
     return in_each_form(Pixels(COUNT, SHAPE), NUM_CLASSES, tmp_path_factory.mktemp("images"))
 
 
@@ -136,7 +136,7 @@ def norm():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [
         ("crop", "augment ('crop') must be crop_flip or package.module:function. For layers of"),
         (f"{ME}:stateful", "uses RandomUniform, which does not draw from the example's seed"),

@@ -17,8 +17,8 @@ from towers.step.sharding import rows_of_towers, shard_batch
 NUM_EXAMPLES = 23
 
 
-@pytest.fixture(name="forms", scope="module")
-def _forms(tmp_path_factory):
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory):
     rows = Rows([(np.full((4, 3, 1), n + 1, np.uint8), n) for n in range(NUM_EXAMPLES)])
     return loading.in_each_form(rows, NUM_EXAMPLES, tmp_path_factory.mktemp("images"))
 

@@ -19,8 +19,8 @@ NUM_EXAMPLES, BUFFER = 103, 20
 INDEXED = ["arrays", "image files", "a source", "a source of 2 processes"]
 
 
-@pytest.fixture(name="forms", scope="module")
-def _forms(tmp_path_factory):
+@pytest.fixture(scope="module")
+def forms(tmp_path_factory):
     """The same examples in each form: two pixels as bright as the label."""
     rows = Rows([(np.full((1, 2, 1), label, np.uint8), label) for label in range(NUM_EXAMPLES)])
     splits = in_each_form(rows, NUM_EXAMPLES, tmp_path_factory.mktemp("images"))

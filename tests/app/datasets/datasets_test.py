@@ -30,7 +30,7 @@ def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
 
 
 @pytest.mark.parametrize(
-    ("name", "argument", "value"),
+    "name, argument, value",
     [
         ("cifar10", "data_dir", "somewhere"),
         ("json:loads", "data_dir", "somewhere"),
@@ -64,7 +64,7 @@ def test_embedded_files_have_the_hashes_of_their_readme():
         assert hashlib.md5(content).hexdigest() == md5
 
 
-@pytest.mark.parametrize(("name", "shape"), [("fashion_mnist", (28, 28)), ("cifar10", (32, 32, 3))])
+@pytest.mark.parametrize("name, shape", [("fashion_mnist", (28, 28)), ("cifar10", (32, 32, 3))])
 def test_what_keras_downloads_is_float32_in_0_to_1(name, shape, monkeypatch):
     x, y = np.full((10, *shape), 51, np.uint8), np.arange(10, dtype=np.uint8)
     if name == "cifar10":
@@ -168,7 +168,7 @@ def test_a_quarter_of_the_memory_fits_and_one_byte_more_does_not(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("groups", "file"),
+    "groups, file",
     [
         ("0::/mine\n", "mine/memory.max"),
         ("3:cpu:/\n2:memory:/mine\n", "memory/mine/memory.limit_in_bytes"),
@@ -211,7 +211,7 @@ def bomb():
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (lambda: b"", "unpack"),
         (lambda: bytes.fromhex("89504e47") + bytes(99), "it begins neither with 00 00 08 01"),
@@ -270,8 +270,8 @@ def test_any_bytes_give_an_array_or_one_error_line_in_bounded_memory(content, gz
         assert peak < 4 * 2**20  # it is read 1 MiB at a time
 
 
-@pytest.fixture(name="idx_dir")
-def _idx_dir(tmp_path):
+@pytest.fixture
+def idx_dir(tmp_path):
     """Writes the four files; keyword arguments such as train_images replace their arrays."""
 
     def write(suffix="", is_dotted=False, **replaced):
@@ -288,7 +288,7 @@ def _idx_dir(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-@pytest.mark.parametrize(("suffix", "is_dotted"), [("", False), (".gz", False), (".gz", True)])
+@pytest.mark.parametrize("suffix, is_dotted", [("", False), (".gz", False), (".gz", True)])
 def test_four_files_are_read_from_data_dir(idx_dir, name, suffix, is_dotted, tmp_path):
     if is_dotted:
         (tmp_path / "train-images-idx3-ubyte").mkdir()  # as in Kaggle's archive
@@ -309,7 +309,7 @@ def test_a_pipe_or_a_missing_directory_is_an_error(idx_dir, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("file", "dataset"),
+    "file, dataset",
     [
         ("cats/1.jpg", "image_folder"),
         ("train/cats/1.PNG", "image_folder"),
@@ -331,7 +331,7 @@ def test_data_of_another_kind_name_their_data_set(tmp_path, idx_dir, file, datas
 
 
 @pytest.mark.parametrize(
-    ("replaced", "words"),
+    "replaced, words",
     [
         ({"t10k_labels": None}, ["data_dir (", "lacks t10k-labels", "t10k-labels.idx1-ubyte.gz"]),
         (

@@ -25,8 +25,8 @@ from towers.app.reporting.report import Report
 NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
     """JPEG and PNG images in 2 classes, some of other sizes than the first one."""
     generator = np.random.default_rng(0)
     for index in range(NUM_TRAIN + NUM_TEST):
@@ -40,8 +40,8 @@ def _folder(tmp_path):
     return tmp_path / "images"
 
 
-@pytest.fixture(name="_streamed")
-def _stream(monkeypatch):
+@pytest.fixture
+def _streamed(monkeypatch):
     monkeypatch.setattr(dataset, "usable_memory", lambda: 0)
 
 
@@ -112,13 +112,13 @@ def test_the_digest_is_that_of_names_sizes_and_labels(folder):
     before = digests()
     folder = folder.rename(folder.parent / "moved")
     assert digests() == before
-    path = folder / "train" / "class 1" / "01.jpg"
+    path = folder / "train/class 1/01.jpg"
     path.write_bytes(path.read_bytes()[:-9] + bytes(9))
     assert digests() == before
     for change in (
-        lambda: loading.write_pixels(folder / "train" / "class 1" / "01.jpg", np.zeros((2, 2, 3))),
-        lambda: (folder / "train" / "class 1" / "01.jpg").rename(folder / "train/class 1/02.jpg"),
-        lambda: (folder / "train" / "class 1" / "02.jpg").rename(folder / "train/class 0/02.jpg"),
+        lambda: loading.write_pixels(folder / "train/class 1/01.jpg", np.zeros((2, 2, 3))),
+        lambda: (folder / "train/class 1/01.jpg").rename(folder / "train/class 1/02.jpg"),
+        lambda: (folder / "train/class 1/02.jpg").rename(folder / "train/class 0/02.jpg"),
     ):
         change()
         after = digests()
@@ -166,7 +166,7 @@ def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
     with pytest.raises(ValueError, match=f"{path} cannot be decoded"):
         towers.train(config(folder, tmp_path / "run"), [Damage()])
     assert f"saved at step {saved_at}. Resume: " in capsys.readouterr().out
-    assert (tmp_path / "run" / "results.csv").exists() == (part == "train")  # epoch 1's row
+    assert (tmp_path / "run/results.csv").exists() == (part == "train")  # epoch 1's row
     path.write_bytes(content[0])
     again = TrainConfig(resume=str(tmp_path / "run"), trust_run_dir=True)
     assert towers.train(again) == undisturbed
@@ -268,7 +268,7 @@ FLOATS = Image.fromarray(np.ones((3, 4), np.float32))
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (lambda: b"", "no image that TensorFlow or Pillow knows"),
         (lambda: b"no image", "no image that TensorFlow or Pillow knows"),

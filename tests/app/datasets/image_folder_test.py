@@ -25,8 +25,8 @@ def write(path, value, shape=(4, 5, 1), encode=tf.io.encode_png):
     path.write_bytes(encode(np.full(shape, value, np.uint8)).numpy())
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
     """Classes b and a; an image's pixels are its number: 0 ... 5 to train, 6 and 7 to test on."""
     for index, name in enumerate(("a/z", "a/y", "b/3", "b/20", "b/1", "a/x")):
         write(tmp_path / "train" / f"{name}.png", index)
@@ -80,7 +80,7 @@ def test_a_flat_folder_is_read_by_name_in_the_models_size(shape, expected, tmp_p
 
 def test_folders_below_a_class_are_its_images_in_the_order_of_keras(tmp_path, monkeypatch):
     for name in ("z", "b/2", "b/1", "b-a/1", "b/a/1", "B/1", "a.dir/1", "-/1"):
-        write(tmp_path / "train" / "dog" / f"{name}.png", 1)
+        write(tmp_path / "train/dog" / f"{name}.png", 1)
     for name in ("train/cat/1", "val/cat/1", "val/dog/new/1"):
         write(tmp_path / f"{name}.png", 2)
     found = keras.utils.image_dataset_from_directory(
@@ -96,12 +96,12 @@ def test_folders_below_a_class_are_its_images_in_the_order_of_keras(tmp_path, mo
 def test_class_folders_may_be_links_as_in_keras(tmp_path, part):
     for index in range(20):
         write(tmp_path / "store" / f"{'ab'[index % 2]}" / "new" / f"{index}.png", index)
-    top, test = tmp_path / "data" / part, tmp_path / "data" / "val"
+    top, test = tmp_path / "data" / part, tmp_path / "data/val"
     for name in "ab":
         for folder in (top, test)[: 2 if part else 1]:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / name).symlink_to(tmp_path / "store" / name)
-    (tmp_path / "store" / "a" / "loop").symlink_to(tmp_path / "store")
+    (tmp_path / "store/a/loop").symlink_to(tmp_path / "store")
     found = keras.utils.image_dataset_from_directory(
         top, image_size=(4, 5), shuffle=False, verbose=False
     ).file_paths
@@ -113,19 +113,19 @@ def test_class_folders_may_be_links_as_in_keras(tmp_path, part):
 
 
 def test_files_that_are_not_used_are_counted_by_their_suffixes(folder):
-    below = folder / "train" / "a"
+    below = folder / "train/a"
     for name in ("a.heic", "b.HEIC", "c.txt", "README", ".hidden.png"):
         (below / name).write_bytes(b"")
-    (folder / "train" / ".cache").mkdir()
-    write(folder / "train" / "beside.png", 1)
-    (below / "linked").symlink_to(folder / "train" / "b")
+    (folder / "train/.cache").mkdir()
+    write(folder / "train/beside.png", 1)
+    (below / "linked").symlink_to(folder / "train/b")
     dataset = load(folder)
     assert len(dataset.train[0]) == 6
     assert dataset.warnings == [
         f"{folder} holds files that are not used: .heic (2), .txt (1), beside the classes' "
         "folders (1), links to folders (1), without a suffix (1)."
     ]
-    for path in (folder / "test" / "a").iterdir():
+    for path in (folder / "test/a").iterdir():
         path.rename(path.with_suffix(".heic"))
     assert f"{folder}/test/a holds no image (.jpg, " in refusal(load, folder)
     assert ".heic (3)" in refusal(load, folder)
@@ -170,7 +170,7 @@ def test_every_fifth_image_tests_by_its_own_name(tmp_path):
 
 
 def test_others_are_squeezed_to_the_most_frequent_size_and_that_is_said(folder):
-    write(folder / "train" / "a" / "0.png", 99, (40, 3, 3))
+    write(folder / "train/a/0.png", 99, (40, 3, 3))
     dataset = load(folder)
     assert dataset.notes == ["images of 4x5x1 (height x width x channels)"]
     assert dataset.train[0].shape == (7, 4, 5, 1)
@@ -187,7 +187,7 @@ def test_others_are_squeezed_to_the_most_frequent_size_and_that_is_said(folder):
 
 def test_photos_of_many_sizes_are_in_color_whatever_a_few_thumbnails_are(tmp_path):
     for index in range(6):
-        write(tmp_path / "train" / "a" / f"{index}.jpg", 9, (20 + index, 30, 3), tf.io.encode_jpeg)
+        write(tmp_path / "train/a" / f"{index}.jpg", 9, (20 + index, 30, 3), tf.io.encode_jpeg)
     for name in ("train/a/+1.png", "train/a/+2.png", "val/a/1.png"):
         write(tmp_path / name, 9, (7, 9, 1))
     assert load(tmp_path).input_shape == (7, 9, 3)
@@ -196,8 +196,8 @@ def test_photos_of_many_sizes_are_in_color_whatever_a_few_thumbnails_are(tmp_pat
 def test_of_a_large_folder_only_some_are_looked_at_all_over_it(tmp_path, monkeypatch):
     for index in range(12):
         shape = (4, 5, 1) if index < 8 else (6, 6, 3)
-        write(tmp_path / "train" / "a" / f"{index:02}.png", 9, shape)
-    write(tmp_path / "val" / "a" / "1.png", 9)
+        write(tmp_path / "train/a" / f"{index:02}.png", 9, shape)
+    write(tmp_path / "val/a/1.png", 9)
     monkeypatch.setattr(image_folder, "LOOKED_AT", 4)
     dataset = load(tmp_path)  # 0, 3, 6 and 9
     assert dataset.input_shape == (4, 5, 1)
@@ -206,7 +206,7 @@ def test_of_a_large_folder_only_some_are_looked_at_all_over_it(tmp_path, monkeyp
 
 def test_postscript_is_no_image_whatever_its_suffix(folder):
     page = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 5\n%%EndComments\n"
-    (folder / "train" / "a" / "x.png").write_bytes(page)
+    (folder / "train/a/x.png").write_bytes(page)
     assert "it is no image that TensorFlow or Pillow knows" in refusal(load, folder)
 
 
@@ -218,11 +218,11 @@ def moved(folder):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         (moved, "/photos, or give"),
         (
-            lambda folder: write(folder / "test" / "c" / "1.png", 0),
+            lambda folder: write(folder / "test/c/1.png", 0),
             "different classes: c in only one",
         ),
         (
@@ -244,5 +244,5 @@ def test_no_directory_or_too_few_images_are_an_error(tmp_path):
     assert "dataset=image_folder needs data_dir=DIR" in refusal(load, None)
     assert "nothing): No such file" in refusal(load, tmp_path / "nothing")
     assert "holds no folder, one for each class" in refusal(load, tmp_path)
-    write(tmp_path / "a" / "1.png", 0)
+    write(tmp_path / "a/1.png", 0)
     assert "holds too few images" in refusal(load, tmp_path)

@@ -50,7 +50,7 @@ def taken(split, restored=()):
 
 @pytest.mark.telling("arrays-False", "tf.data-False", "source-False", "npz-False")
 @pytest.mark.parametrize(
-    ("container", "custom_loss"),
+    "container, custom_loss",
     [
         (container, custom_loss)
         for container in CONTAINERS

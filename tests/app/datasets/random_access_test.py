@@ -31,7 +31,7 @@ def test_structures_keep_their_names_and_64_bit_numbers_become_32_bit_ones():
 
 
 @pytest.mark.parametrize(
-    ("rows", "message"),
+    "rows, message",
     [
         ([], "here: no examples"),
         ([(np.zeros(2), 1)], "here: y is a label, .* add NUM_CLASSES = N beside"),

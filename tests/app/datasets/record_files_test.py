@@ -20,7 +20,7 @@ def load(folder, features=f"{ME}:parse", name="tfrecord"):
 
 
 @pytest.mark.parametrize(
-    ("names", "train", "test"),
+    "names, train, test",
     [
         (
             ["train/b.tfrecord", "train/a.tfrecord", "val/c.tfrecord", "test/d.tfrecord"],
@@ -82,8 +82,8 @@ def shapeless(record):
     return tf.cast(tf.io.decode_raw(record, tf.int8), tf.float32), 0
 
 
-@pytest.fixture(name="folder")
-def _folder(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
     """Three files to train on, of numbers from 0 on, and one to test on."""
     numbers = iter(range(sum(COUNTS) + 2))
     for name, count in zip(("train/a", "train/b", "train/c", "val/a"), (*COUNTS, 2), strict=True):
@@ -142,9 +142,9 @@ def test_compressed_files_give_the_batches_of_plain_ones(folder, compression):
     assert compressed.num_examples == sum(COUNTS)
     examples = input_lib.load_examples(compressed)
     assert numbers(examples, **place) == expected
-    (folder / "train" / "a.tfrecord.gz").write_bytes((folder / "train/a.tfrecord").read_bytes())
+    (folder / "train/a.tfrecord.gz").write_bytes((folder / "train/a.tfrecord").read_bytes())
     assert "train/a.tfrecord and train/a.tfrecord.gz, which would count" in refusal(load, folder)
-    (folder / "train" / "a.tfrecord.gz").unlink()
+    (folder / "train/a.tfrecord.gz").unlink()
     whole = path.read_bytes()
     path.write_bytes(whole[:-10])
     assert refusal(load, folder).startswith(f"{path} ({compression}) is damaged: ")
@@ -153,13 +153,13 @@ def test_compressed_files_give_the_batches_of_plain_ones(folder, compression):
 @pytest.mark.telling("9")
 @pytest.mark.parametrize("cut", [1, 9, 14])
 def test_a_truncated_file_is_refused_with_its_name(folder, cut):
-    path = folder / "train" / "b.tfrecord"
+    path = folder / "train/b.tfrecord"
     path.write_bytes(path.read_bytes()[:-cut])
     assert refusal(load, folder) == f"{path} ends within record 0; copy it again."
 
 
 @pytest.mark.parametrize(
-    ("features", "message"),
+    "features, message",
     [
         (None, "needs features="),
         (f"{ME}:shapeless", "x has an unknown shape"),
@@ -171,7 +171,7 @@ def test_what_parses_no_record_is_refused(folder, features, message):
 
 
 def test_a_flipped_byte_is_named_when_its_turn_comes(folder):
-    path = folder / "train" / "c.tfrecord"
+    path = folder / "train/c.tfrecord"
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)

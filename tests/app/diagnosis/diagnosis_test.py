@@ -64,7 +64,7 @@ def test_versions_devices_batch_data_and_model_have_a_line_each(rehearsed):
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "num_towers", "num_examples", "expected"),
+    "batch_size, num_towers, num_examples, expected",
     [
         (128, 8, 60000, "128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"),
         (100, 8, 60000, "100 global = 8 towers x 12-13; 600 steps an epoch"),
@@ -76,13 +76,13 @@ def test_the_batch_line_gives_the_true_split(batch_size, num_towers, num_example
     assert describe.batch_split(batch_size, num_towers, num_examples) == expected
 
 
-@pytest.fixture(name="run", scope="module")
-def _run():
+@pytest.fixture(scope="module")
+def run():
     return build(config(num_towers=4))
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "words"),
+    "batch_size, words",
     [
         (3, "does not divide by the 4 towers, which get 0-1 examples"),
         (10, "get 2-3 examples"),

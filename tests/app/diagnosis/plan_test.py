@@ -61,7 +61,7 @@ def test_statistics_and_noise_go_down_and_only_sums_come_back():
 
 @pytest.mark.telling("6-3-*")
 @pytest.mark.parametrize(
-    ("num_towers", "count", "sums"),
+    "num_towers, count, sums",
     [
         (4, 2, [1, 1]),  # ((0 1) (2 3))
         (6, 2, [1, 1]),  # (((0 1) 2) ((3 4) 5))

@@ -120,7 +120,7 @@ def test_the_longest_part_is_named_with_what_to_change(step, seconds, words, tmp
 
 
 @pytest.mark.parametrize(
-    ("noise", "shown"),
+    "noise, shown",
     [
         (0.0, ["waiting for input      <1.00    <1%", "update                 20.00    20%"]),
         (0.03, ["waiting for input     <30.00   <30%", "update                <30.00   <30%"]),

@@ -319,13 +319,13 @@ def test_after_a_loss_train_py_resumes_and_others_start_again(
     monkeypatch.chdir(tmp_path)
     for name in ("run", "empty", "named"):
         (tmp_path / name).mkdir()
-    (tmp_path / "named" / "config.json").write_text('{"model": "mine:model"}')
-    (tmp_path / "run" / "config.json").write_text("{}")
+    (tmp_path / "named/config.json").write_text('{"model": "mine:model"}')
+    (tmp_path / "run/config.json").write_text("{}")
     assert again(words, announced) == (expected or words)
 
 
-@pytest.fixture(name="shares")
-def _shares(monkeypatch):
+@pytest.fixture
+def shares(monkeypatch):
     """gpu_shares, given CUDA_VISIBLE_DEVICES and the number of GPUs; None where it is unknown."""
 
     def shares(workers, each, visible, present):

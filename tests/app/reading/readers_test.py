@@ -28,7 +28,7 @@ def test_examples_are_read_in_the_order_asked_for_and_each_is_announced():
 
 
 @pytest.mark.parametrize(
-    ("example", "message"),
+    "example, message",
     [
         (
             (np.zeros(3, np.float32), 0),

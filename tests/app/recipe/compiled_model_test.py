@@ -10,8 +10,8 @@ from towers.app.recipe.compiled_model import directions, recompile
 X, Y = np.ones((4, 3)), np.ones((4, 2))
 
 
-@pytest.fixture(name="outputs")
-def _outputs():
+@pytest.fixture
+def outputs():
     x = keras.Input((3,))
     return x, [keras.layers.Dense(2, name=name)(x) for name in ("a", "b")]
 

@@ -26,8 +26,8 @@ def model_of(*layers, shape=(1000,)):
 
 
 # Frozen layers
-@pytest.fixture(name="model")
-def _model():
+@pytest.fixture
+def model():
     return normalized_model((3,), 3)
 
 
@@ -69,8 +69,8 @@ def test_nothing_everything_and_parts_of_a_layer_are_refused(model, pattern, mes
 
 
 # Values of a file
-@pytest.fixture(name="file", scope="module")
-def _file(tmp_path_factory):
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
     """A model for 3 classes, its values all 7."""
     path = tmp_path_factory.mktemp("saved") / "saved.keras"
     model = normalized_model((3,), 3)

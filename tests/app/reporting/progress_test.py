@@ -46,7 +46,7 @@ class Case:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "price", "lines"),
+    "seconds, price, lines",
     [
         (4200.0, None, ["100 s a step: 1:10:00 to the end, and validation"]),
         (4200.0, 2.1, ["100 s a step: 1:10:00 to the end, and validation; 2.45 at 2.10 an hour"]),
@@ -79,7 +79,7 @@ def test_a_step_is_shown_when_it_is_time_and_fits_80_columns_but_for_the_speed(m
 
 
 @pytest.mark.parametrize(
-    ("logs", "best_step", "second"),
+    "logs, best_step, second",
     [
         (LOGS, 6, ["             val_loss 0.2500  val_accuracy 0.875  (best)"]),
         (LOGS, 4, ["             val_loss 0.2500  val_accuracy 0.875"]),

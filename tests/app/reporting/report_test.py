@@ -42,7 +42,7 @@ def terminal(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("tower_devices", "options", "expected"),
+    "tower_devices, options, expected",
     [
         (["/gpu:0"], {}, "/cpu:0; tower 0 on /gpu:0"),
         (["/gpu:0"] * 2 + ["/gpu:1"], {"first": 4}, "/cpu:0; towers 4-5 on /gpu:0, 6 on /gpu:1"),
@@ -159,7 +159,7 @@ def test_what_a_stream_cannot_encode_is_replaced_and_all_lines_come(encoding, sh
 def test_a_log_that_cannot_be_written_is_warned_of_once(tmp_path):
     stream = io.StringIO()
     out = Report(stream)
-    out.log = tmp_path / "missing" / "log.txt"
+    out.log = tmp_path / "missing/log.txt"
     out.line("one")
     out.line("two")
     assert stream.getvalue().count("cannot be written any more") == 1
@@ -179,7 +179,7 @@ def test_warnings_of_towers_are_lines_and_those_of_libraries_stay_where_they_are
 
 
 @pytest.mark.parametrize(
-    ("shown", "value", "expected"),
+    "shown, value, expected",
     [
         (report.format_seconds, 59.6, "1:00"),
         (report.format_seconds, 3723, "1:02:03"),
@@ -238,7 +238,7 @@ def test_the_words_that_continue_a_run_are_those_that_began_it(monkeypatch):
     )
 
 
-@pytest.mark.parametrize(("patience", "early"), [(None, ""), (1, ", stopped early")])
+@pytest.mark.parametrize("patience, early", [(None, ""), (1, ", stopped early")])
 def test_a_complete_run_says_whether_it_was_stopped_early(patience, early):
     history = {"val_accuracy": [0.75, 0.5]}
     train_state = TrainState(step=8, epoch=2, history=history, best_step=4, epochs_since_best=1)
@@ -248,7 +248,7 @@ def test_a_complete_run_says_whether_it_was_stopped_early(patience, early):
 
 
 @pytest.mark.parametrize(
-    ("step", "saved", "has_final", "models", "done"),
+    "step, saved, has_final, models, done",
     [
         (8, None, True, "final.keras holds the weights after 2 epochs", "Trained: 2 epochs"),
         (
@@ -288,7 +288,7 @@ def test_the_end_says_which_file_holds_which_weights(step, saved, has_final, mod
 
 
 @pytest.mark.parametrize(
-    ("values", "best"),
+    "values, best",
     [
         ([0.5, 0.75, 0.75], "best val_accuracy 0.7500 (epoch 2)"),
         ([math.nan, 0.5], "best val_accuracy 0.5000 (epoch 2)"),

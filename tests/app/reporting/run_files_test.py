@@ -30,8 +30,8 @@ from towers.step.errors import NonFiniteError
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 
 
-@pytest.fixture(name="model")
-def _model():
+@pytest.fixture
+def model():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
 
@@ -101,7 +101,7 @@ def compiled(layer, loss="mse"):
 
 
 @pytest.mark.parametrize(
-    ("make", "unknown"),
+    "make, unknown",
     [
         (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
         (lambda: compiled(Registered()), None),
@@ -159,7 +159,7 @@ class Unbuildable(Registered):
 
 
 @pytest.mark.parametrize(
-    ("layer", "said"),
+    "layer, said",
     [
         (Forgetful, r"reads other values from it for sequential\w*/mine/scale\."),
         (Unbuildable, "cannot read it back: .*arguments.* Unbuildable: {'other'"),
@@ -245,7 +245,7 @@ def values_of(directory, tag):
 
 def test_a_runs_epochs_are_in_the_log_with_their_values(tmp_path):
     history = towers.train(config(run_dir="run", epochs=2, tensorboard=True))
-    log = tmp_path / "run" / "tensorboard"
+    log = tmp_path / "run/tensorboard"
     for part, prefix in ("train", ""), ("validation", "val_"):
         for name in "loss", "accuracy":
             steps, found = zip(*values_of(log / part, f"epoch_{name}"), strict=True)

@@ -66,7 +66,7 @@ def test_steps_that_an_earlier_process_made_are_repeated_steps(tmp_path):
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"seconds": 3}', '{"seconds": {"data": "x"}}'])
 def test_a_file_that_cannot_be_read_counts_for_nothing(text, tmp_path):
     (tmp_path / "checkpoints").mkdir()
-    path = tmp_path / "checkpoints" / "time.json"
+    path = tmp_path / "checkpoints/time.json"
     path.write_text(text)
     spent = TimeSpent(1.0)
     with spent.kept_in(tmp_path, pytest.fail):
@@ -98,7 +98,7 @@ def test_the_parts_add_up_to_the_clock_of_killed_processes(kills, tmp_path):
         said, errors = process.communicate(timeout=300)
         assert process.returncode == (0 if step is None else -9), said + errors
         flags = RESUME
-    path = tmp_path / "run" / "checkpoints" / "time.json"
+    path = tmp_path / "run/checkpoints/time.json"
     ends = [*map(float, (tmp_path / "ends").read_text().split()), os.stat(path).st_mtime]
     lifetimes = [end - begin for begin, end in zip(begins, ends, strict=True)]
     written = json.loads(path.read_text())

@@ -88,7 +88,7 @@ def sweep(path, text, shared=TrainConfig(), gpu_counts=("1", "2"), **options):
 def test_a_failed_cell_is_a_row_and_the_sweep_goes_on(text, expected, tmp_path, capsys):
     rows = sweep(tmp_path / "out", text)
     assert [row.num_gpus for row in rows] == [1, 2] and rows[0].error.startswith(expected)
-    with (tmp_path / "out" / "sweep.csv").open(newline="") as file:
+    with (tmp_path / "out/sweep.csv").open(newline="") as file:
         assert [line["error"] for line in csv.DictReader(file)] == [row.error for row in rows]
     assert sorted(os.listdir(tmp_path / "out")) == ["sweep.csv", "sweep.json"]
     assert "Advice    No cell could run: " in capsys.readouterr().out
@@ -167,7 +167,7 @@ def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code,
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, has_ended(int(pid))) == (code, True)
-    assert (tmp_path / "out" / "sweep.csv").read_text().endswith(",one is none.,,\n")
+    assert (tmp_path / "out/sweep.csv").read_text().endswith(",one is none.,,\n")
     if code > 0:
         assert stdout.endswith("Run the command again to continue with the rest.\n")
         assert stderr.startswith("stopped by ") and stderr.count("\n") == 1
@@ -255,7 +255,7 @@ def test_another_file_is_an_error(text, tmp_path):
 
 def test_a_table_that_cannot_be_written_is_one_line(tmp_path):
     with pytest.raises(LostDirectoryError, match="nowhere/sweep.csv cannot be written .*Make room"):
-        write_table(tmp_path / "nowhere" / "sweep.csv", [])
+        write_table(tmp_path / "nowhere/sweep.csv", [])
 
 
 @pytest.mark.parametrize(

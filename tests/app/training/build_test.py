@@ -67,14 +67,14 @@ def test_what_was_done_to_the_model_is_noted():
 
 
 # What a run goes on from, and what it refuses to go on from
-@pytest.fixture(name="run", scope="module")
-def _run():
+@pytest.fixture(scope="module")
+def run():
     made = build(config())
     return made._replace(config=config(resume="run"))
 
 
-@pytest.fixture(name="directory")
-def _directory(run, tmp_path):
+@pytest.fixture
+def directory(run, tmp_path):
     directory = run_dir.create(str(tmp_path / "run"), "n", run.config.to_json())
     (directory / directories.CHECKPOINTS).mkdir()
     return directory
@@ -142,7 +142,7 @@ def test_an_object_takes_the_place_of_its_name():
 
 
 @pytest.mark.parametrize(
-    ("objects", "config", "message"),
+    "objects, config, message",
     [
         (UserObjects(MODEL), {"model": "mlp"}, r"model \(mlp\) is the configuration's"),
         (UserObjects(MODEL), {"resume": "run"}, r"model \(cnn\) is the configuration's"),

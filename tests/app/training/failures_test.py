@@ -64,7 +64,7 @@ def test_a_run_gives_the_same_bits_twice_also_when_it_was_killed(tmp_path):
     assert code == 0 and "Verify " in stdout, stdout + stderr
     train(*flags, "--checkpoint_every=1", cwd=second, fault="step == 6 and kill('KILL')")
     assert resumed(second) == outcome(first / "run")
-    assert json.loads((second / "run" / "config.json").read_text())["deterministic"] is True
+    assert json.loads((second / "run/config.json").read_text())["deterministic"] is True
 
 
 @pytest.mark.matrix

@@ -261,7 +261,7 @@ def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_
 
 
 @pytest.mark.parametrize(
-    ("values", "message"),
+    "values, message",
     [
         ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
         ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
