@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it at import
+# The processes that tests start find towers and tests.
+_PATHS = [os.path.dirname(os.path.dirname(__file__)), *filter(None, [os.getenv("PYTHONPATH")])]
+os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 
 _LONG = (  # begun last, the others would be done before it
     "continued_test",

@@ -85,7 +85,6 @@ def test_an_installed_command_starts_and_says_its_name(name, tmp_path):
         "--help",
         cwd=tmp_path,
         timeout=100,
-        environment={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert (done.returncode, done.stderr) == (0, "") and name in done.stdout
 

@@ -3,7 +3,6 @@
 import dataclasses
 import html
 import json
-import os
 import re
 import shlex
 import shutil
@@ -125,9 +124,7 @@ def run_block(page, index, folder, **changes):
     for old, new in changes.items():
         assert old in script
         script = script.replace(old, new)
-    done = processes.run(
-        "-c", script, cwd=folder, timeout=100, environment={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = processes.run("-c", script, cwd=folder, timeout=100)
     assert done.returncode == 0, done.stderr[-2000:]
     return done
 
@@ -188,7 +185,6 @@ def test_the_lesson_on_clusters_ends_with_the_same_weights_each_time(tmp_path):
         done = subprocess.run(
             [sys.executable, *words, script, str(devices), str(file)],
             cwd=ROOT,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
             capture_output=True,
             text=True,
             timeout=300,

@@ -74,7 +74,6 @@ def kernel(tmp_path_factory):
     """A kernel in which all cells of the notebook have run."""
     directory = tmp_path_factory.mktemp("notebook")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT))
         patch.setenv("IPYTHONDIR", str(directory / "ipython"))
         patch.setenv("JUPYTER_RUNTIME_DIR", str(directory / "runtime"))
         patch.delenv("MPLBACKEND", raising=False)

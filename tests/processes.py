@@ -172,7 +172,6 @@ def start(hosts, index, *arguments, cwd=ROOT, **environment):
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "PYTHONUNBUFFERED": "1",
             "TF_CONFIG": tf_config(hosts, index),
-            "PYTHONPATH": str(ROOT),
             **environment,
         },
     )

@@ -120,8 +120,7 @@ def environment(**variables):
     """Without what the tests' own process sets for TensorFlow."""
     hidden = ("TF_CPP_MIN_LOG_LEVEL", "KERAS_BACKEND")
     kept = {name: value for name, value in os.environ.items() if name not in hidden}
-    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    return {**kept, "PYTHONPATH": path, **variables}
+    return {**kept, **variables}
 
 
 def train(*flags, cwd, fault="", inside=(), anew=False):

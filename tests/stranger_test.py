@@ -12,7 +12,8 @@ import keras
 import numpy as np
 import pytest
 
-from tests.processes import Forked, soon
+from tests import processes
+from tests.processes import soon
 from towers.app.after_training.model_files import class_names, file_config, find_file
 from towers.app.after_training.predicting import write_predictions
 from towers.app.config import TrainConfig
@@ -31,9 +32,8 @@ SMALL = (
 
 def train(*flags, cwd):
     """Returns (exit code, stdout, stderr) of train.py in a process of its own."""
-    process = Forked(["-m", "towers", *flags], cwd, {**os.environ, "PYTHONPATH": str(ROOT)})
-    stdout, stderr = process.communicate(timeout=300)
-    return process.returncode, stdout, stderr
+    done = processes.run("-m", "towers", *flags, cwd=cwd)
+    return done.returncode, done.stdout, done.stderr
 
 
 @pytest.fixture(scope="module")

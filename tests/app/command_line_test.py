@@ -4,7 +4,6 @@ import ast
 import dataclasses
 import errno
 import io
-import os
 import re
 import signal
 import subprocess
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 from absl import flags
 
+from tests import processes
 from towers.app import command_line, fields
 from towers.app.command_line import asked_for, exit_code, GROUPS, MOST_USED
 from towers.app.config import TrainConfig
@@ -183,7 +183,6 @@ def test_flags_are_filled_or_refused_in_one_line(arguments, code, stdout, stderr
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == code, done.stderr
     assert stdout in done.stdout and stderr in done.stderr
@@ -211,13 +210,7 @@ def test_a_documented_experiment_is_found_by_its_name_in_any_directory(tmp_path,
 
 def shown(*arguments):
     """The exit code, and the names of the flags in the order in which they are printed."""
-    done = subprocess.run(
-        [sys.executable, "train.py", *arguments],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        timeout=100,
-    )
+    done = processes.run("train.py", *arguments)
     lines = [
         line.removeprefix("  --").removeprefix("[no]").partition(":")[0]
         for line in done.stdout.splitlines()
@@ -266,3 +259,26 @@ def test_help_of_a_group_lists_its_flags_alone_and_of_another_is_an_error_with_t
 )
 def test_arguments_that_ask_for_help(words, group):
     assert asked_for(["train.py", *words]) == group
+
+
+@pytest.mark.parametrize(
+    "code, modules",
+    [
+        ("import towers.app.launch.__main__", "tensorflow keras numpy"),
+        ("import towers.app.reading.readers", "tensorflow"),
+        (
+            "import towers.app.reporting.charts, towers.app.sweep.run_cells",
+            "matplotlib tensorflow keras",
+        ),
+        (
+            "from towers.app.__main__ import main; main(['train.py', '--runs', '--run_dir=x/run'])",
+            "tensorflow keras",
+        ),
+    ],
+)
+def test_what_begins_soon_imports_none_of_these(code, modules, tmp_path):
+    program = f"{code}; import sys; assert not set(sys.modules) & set({modules.split()})"
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    said = "no run in x\n" if "--runs" in code else ""
+    assert (done.returncode, done.stdout, done.stderr) == (0, said, "")

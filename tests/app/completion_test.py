@@ -2,11 +2,11 @@
 
 import dataclasses
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from tests import processes
 from towers.app.config import TrainConfig
 
 ROOT = Path(__file__).parents[2]
@@ -20,15 +20,7 @@ echo "${COMPREPLY[@]}"
 
 @pytest.fixture(scope="module")
 def script():
-    done = subprocess.run(
-        [sys.executable, "train.py", "--completion"],
-        cwd=ROOT,
-        text=True,
-        capture_output=True,
-        timeout=100,
-        check=True,
-    )
-    return done.stdout
+    return processes.run("train.py", "--completion").stdout
 
 
 def completed(script, *words):

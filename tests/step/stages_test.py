@@ -6,7 +6,6 @@
 import collections
 import dataclasses
 import itertools
-import subprocess
 import sys
 import threading
 import warnings
@@ -17,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests import processes
 from tests.step.small_step import called_in_towers
 from tests.step.stage_models import MODELS, bits
 from towers.machine.devices import CPU, GPU
@@ -279,8 +279,8 @@ def test_the_pipeline_is_full(num_stages, num_towers):
     if num_stages == 2:
         fill_pipeline(num_stages, num_towers)
     else:
-        command = [sys.executable, "-m", "tests.step.stages_test", f"{num_stages}", f"{num_towers}"]
-        subprocess.run(command, check=True)
+        ended = processes.run("-m", "tests.step.stages_test", num_stages, num_towers)
+        assert ended.returncode == 0, ended.stderr
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def start_command(tmp_path, *arguments, environment=()):
         [sys.executable, "-m", "towers.launch", *arguments],
         cwd=tmp_path,
         text=True,
-        env={**kept, "PYTHONPATH": str(ROOT), **dict(environment)},
+        env={**kept, **dict(environment)},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

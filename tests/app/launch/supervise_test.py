@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from tests.app.launch.players import BEGINNING, ROOT, launch, start
+from tests.app.launch.players import BEGINNING, launch, start
 from tests.processes import has_ended, wait_for
 
 # Waits for a SIGTERM, which it obeys like train.py.
@@ -227,7 +227,6 @@ def test_ctrl_c_on_a_terminal_reaches_each_worker_once(tmp_path):
     pid, terminal = pty.fork()
     if pid == 0:
         os.chdir(tmp_path)
-        os.environ.update(PYTHONPATH=str(ROOT))
         os.execv(
             sys.executable,
             [sys.executable, "-m", "towers.launch", "--workers=2", "--", "script.py"],

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -157,7 +156,6 @@ def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code,
         [sys.executable, "-c", SWEEP.format(text=WAITS)],
         cwd=tmp_path,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
