@@ -29,7 +29,6 @@ def trained(num_towers=3, **values):
 
 def by_keras(
     optimizer,
-    loss="sparse_categorical_crossentropy",
     prepare=None,
     class_weight=None,
 ):
@@ -43,7 +42,7 @@ def by_keras(
     model = small_model((NUM_CLASSES,), NUM_CLASSES)
     if prepare is not None:
         prepare(model)
-    model.compile(optimizer, loss, run_eagerly=True)
+    model.compile(optimizer, "sparse_categorical_crossentropy", run_eagerly=True)
     losses = {"loss": [], "val_loss": []}
     for epoch in range(EPOCHS):
         total = 0.0

@@ -178,32 +178,6 @@ def outcome(directory):
     }
 
 
-RUN = Path("run")
-
-
-class _Interrupt(keras.callbacks.Callback):
-    """Ctrl-C, at the end of one of all the run's batches."""
-
-    def __init__(self, step):
-        super().__init__()
-        self.step = step
-
-    def on_train_batch_end(self, batch, logs=None):
-        if int(self.model.optimizer.iterations) == self.step:
-            raise KeyboardInterrupt
-
-
-def interrupted(step=6, callbacks=(), **values):
-    """Interrupts a run of this process, in RUN, after a step; values: of `run_test.config`."""
-    import pytest
-
-    import towers
-    from tests.app.run_test import config
-
-    with pytest.raises(KeyboardInterrupt):
-        towers.train(config(run_dir="run", **values), [*callbacks, _Interrupt(step)])
-
-
 def meet_at_each_step(fault):
     """From now on this process evaluates an expression at each step; see `start`."""
     from towers.resume import train_state

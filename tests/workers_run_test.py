@@ -186,45 +186,23 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
     assert bits(tmp_path / "run") == alone
 
 
-OTHER_VERSION = (
-    "-c",
-    "import runpy, towers; towers.__version__ = '9'; runpy.run_path('train.py', {}, '__main__')",
-)
-
-
-@pytest.mark.parametrize(
-    "command, flags, differ",
-    [
-        (
-            ["train.py"],
-            [
-                "--model=tests.resuming:other_model",
-                "--dataset=tests.resuming:other_data",
-                "--batch_size=16",
-            ],
-            [
-                "--model (tests.resuming:other_model, the chief's is tests.resuming:faulty_model)",
-                "--dataset (tests.resuming:other_data, the chief's is tests.resuming:data)",
-                "--batch_size (16, the chief's is 8)",
-            ],
-        ),
-        (["train.py"], ["--seed=3"], ["--seed (3, the chief's is 0)"]),
-        (OTHER_VERSION, [], ["towers' version (9, the chief's is "]),
-    ],
-    ids=["flags", "seed", "version"],
-)
-@pytest.mark.telling("flags")  # workers_test has another version
-def test_a_worker_with_other_settings_is_an_error(command, flags, differ, tmp_path):
+def test_a_worker_with_other_settings_is_an_error(tmp_path):
     hosts, run_dir = workers.addresses(2), f"--run_dir={tmp_path / 'run'}"
+    other = ("--model=tests.resuming:other_model", "--dataset=tests.resuming:other_data")
     for code, _, errors in workers.finish(
         [
             workers.start(hosts, 0, "train.py", run_dir, *FLAGS),
-            workers.start(hosts, 1, *command, run_dir, *FLAGS, *flags),
+            workers.start(hosts, 1, "train.py", run_dir, *FLAGS, *other, "--batch_size=16"),
         ]
     ):
         assert (code, errors.count("\n")) == (2, 1), errors
-        assert "error: worker 1 (127.0.0.1:" in errors
-        assert all(said in errors for said in differ), errors
+        for said in (
+            "error: worker 1 (127.0.0.1:",
+            "--model (tests.resuming:other_model, the chief's is tests.resuming:faulty_model)",
+            "--dataset (tests.resuming:other_data, the chief's is tests.resuming:data)",
+            "--batch_size (16, the chief's is 8)",
+        ):
+            assert said in errors
     assert not list((tmp_path / "run").glob("checkpoints/epoch*"))
 
 

@@ -30,9 +30,9 @@ from towers.app.continued import continued_config, identity
 from towers.app.config import TrainConfig
 
 
-def killed_at(step, *flags, cwd, fault="kill('KILL')"):
+def killed_at(step, *flags, cwd):
     """SIGKILL as soon as `step` updates are done, before the checkpoint of that step."""
-    code, stdout, stderr = train(*flags, cwd=cwd, fault=f"step == {step} and {fault}")
+    code, stdout, stderr = train(*flags, cwd=cwd, fault=f"step == {step} and kill('KILL')")
     assert code == -signal.SIGKILL, stdout + stderr
 
 

@@ -1,7 +1,6 @@
 """The loop of train.py: what callbacks are told, what is saved when, and where a run goes on."""
 
 import keras
-import numpy as np
 import pytest
 
 from tests.app.run_test import config
@@ -199,15 +198,10 @@ def test_nothing_is_saved_of_a_run_that_has_not_begun(run, loop_of):
     assert loop.stop() is None and notes.saved == []
 
 
-def test_evaluation_is_keras_own_and_may_be_interrupted(run):
-    x, y = run.test.source.parts
-    model = keras.models.clone_model(run.step.model)
-    model.set_weights(run.step.model.get_weights())
-    model.compile(loss="sparse_categorical_crossentropy", metrics=["accuracy"])
-    loss, accuracy = model.evaluate(x, y, verbose=0)
+def test_an_evaluation_may_be_interrupted_before_each_batch(run):
+    """run_test measures its values."""
     checks = []
-    logs = evaluate(run, check=lambda: checks.append(1))
-    np.testing.assert_allclose([logs["loss"], logs["accuracy"]], [loss, accuracy], rtol=1e-5)
+    evaluate(run, check=lambda: checks.append(1))
     assert len(checks) == 2  # 20 = 16 + 4
 
 

@@ -15,12 +15,12 @@ import tensorflow as tf
 import towers
 from tests.app import run_test
 from tests.app.run_test import config
-from tests.resuming import RUN, interrupted
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
 from towers.app.config import TrainConfig
 
 pytestmark = pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
+RUN = run_dir.Path("run")
 STILL = {"learning_rate": 1e-30, "optimizer": "sgd"}  # no value changes: epoch 1 stays best
 
 
@@ -74,10 +74,15 @@ def files():
     }
 
 
+def resume(**values):
+    """The history of the run in RUN, which goes on."""
+    return towers.train(TrainConfig(resume="run", trust_run_dir=True, **values))
+
+
 def refused(message, **values):
     before = files()
     with pytest.raises(ValueError, match=message):
-        towers.train(TrainConfig(resume="run", trust_run_dir=True, **values))
+        resume(**values)
     assert files() == before
 
 
@@ -124,7 +129,7 @@ def test_a_run_of_an_older_version_resumes_with_data_that_have_moved(
 def test_a_complete_run_says_so_wherever_it_has_been_moved(complete, capsys):
     shutil.copytree(complete[0], RUN)
     before = files()
-    assert towers.train(TrainConfig(resume="run", trust_run_dir=True)) == complete[1]
+    assert resume() == complete[1]
     assert "Already complete: 2 epochs, best val_accuracy" in capsys.readouterr().out
     after = files()
     assert after.pop("run/log.txt").startswith(before.pop("run/log.txt"))
@@ -136,7 +141,7 @@ def test_a_run_that_has_ended_resumes_with_other_limits(whole):
     towers.train(config(run_dir="run", epochs=4, max_steps=3))
     (RUN / ".best.5.tmp.keras").touch()
     limits = {"epochs": 2, "max_steps": 8}
-    assert towers.train(TrainConfig(resume="run", trust_run_dir=True, **limits)) == whole
+    assert resume(**limits) == whole
     with open("run/results.csv", encoding="utf-8") as file:
         assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
     saved = json.loads((RUN / "config.json").read_text())
@@ -165,9 +170,10 @@ def test_values_of_another_run_are_an_error_that_lists_the_differences(values, m
 
 @pytest.mark.matrix
 def test_a_resumed_run_does_not_verify_gradients_again(capsys):
-    interrupted(verify_gradients=True)
-    capsys.readouterr()
-    towers.train(TrainConfig(resume="run", trust_run_dir=True))
+    with pytest.raises(LookupError):
+        towers.train(config(run_dir="run", verify_gradients=True), [Fail()])
+    assert "Verify" in capsys.readouterr().out
+    resume()
     assert "Verify" not in capsys.readouterr().out
 
 
@@ -186,13 +192,11 @@ def test_a_run_without_its_checkpoints_is_an_error(copied):
 def test_a_run_killed_before_its_first_checkpoint_begins_at_step_0(capsys):
     whole = towers.train(config(run_dir="whole"))
     run_dir.create("run", "n", (run_dir.Path("whole") / "config.json").read_text())
-    assert towers.train(TrainConfig(resume="run", trust_run_dir=True)) == whole
+    assert resume() == whole
     assert "no checkpoint yet: from step 0" in capsys.readouterr().out
 
 
-@pytest.mark.telling("True")
-@pytest.mark.parametrize("swap_on_epoch", [False, True])
-def test_swapped_averages_are_those_of_keras(swap_on_epoch):
+def test_swapped_averages_are_those_of_keras():
     """One batch an epoch, so that the order of examples does not matter."""
 
     def model():
@@ -204,7 +208,7 @@ def test_swapped_averages_are_those_of_keras(swap_on_epoch):
 
     train, test = run_test.small_data()
     plain, ours = model(), model()
-    swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=swap_on_epoch) for _ in range(2)]
+    swaps = [keras.callbacks.SwapEMAWeights(swap_on_epoch=True) for _ in range(2)]
     theirs = plain.fit(
         *train, batch_size=50, epochs=3, validation_data=test, verbose=0, callbacks=swaps[:1]
     ).history
@@ -226,10 +230,9 @@ def test_early_stopping_ends_the_run_after_epochs_without_a_better_one():
     names = [path.name for path in checkpoints.find(RUN / "checkpoints")]
     assert names == ["epoch-3-step-12", "epoch-2-step-9", "epoch-2-step-8", "epoch-1-step-4"]
     before = files()
-    assert len(towers.train(TrainConfig(resume="run", trust_run_dir=True, epochs=20))["loss"]) == 3
+    assert len(resume(epochs=20)["loss"]) == 3
     assert {**files(), "run/log.txt": None} == {**before, "run/log.txt": None}
-    patient = TrainConfig(resume="run", trust_run_dir=True, early_stopping=4)
-    assert len(towers.train(patient)["loss"]) == 5
+    assert len(resume(early_stopping=4)["loss"]) == 5
     refused(r"cannot change early_stopping \(3, the run has 4\)", early_stopping=3)
 
 

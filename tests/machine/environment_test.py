@@ -40,7 +40,6 @@ def run_python(code, cwd=ROOT, **variables):
         capture_output=True,
         text=True,
         timeout=60,
-        check=False,
     )
 
 
@@ -81,7 +80,7 @@ def test_the_troubleshooting_page_has_every_line_that_tensorflow_prints():
         "Input((2,)), keras.layers.Dense(1)]); m = towers.make_parallel(m, 2); "
         "m.compile('sgd', 'mse'); m.fit(np.ones((8, 2)), np.ones((8, 1)), verbose=0)"
     )
-    page = (ROOT / "docs" / "troubleshooting.md").read_text("utf-8")
+    page = (ROOT / "docs/troubleshooting.md").read_text("utf-8")
     section = page.partition("## Messages of TensorFlow")[2].partition("\n## ")[0]
     cells = re.findall(r"^\| (`.*?) \|", section, re.MULTILINE)
     known = [name.partition(" ... ")[0] for name in re.findall("`([^`]+)`", "".join(cells))]
@@ -124,7 +123,7 @@ def test_a_missing_tensorflow_is_an_error_that_says_how_to_install_it(monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("version", "is_accepted"),
+    "version, is_accepted",
     [
         ("1.15.5", False),
         ("2.19.1", False),
@@ -247,4 +246,4 @@ def test_warnings_name_the_users_line():
 def test_every_warning_of_the_library_names_the_users_line():
     library = Path(towers.__file__).parent
     others = [path for path in library.rglob("*.py") if "warnings.warn(" in path.read_text("utf-8")]
-    assert others == [library / "machine" / "user_lines.py"]
+    assert others == [library / "machine/user_lines.py"]

@@ -38,8 +38,8 @@ def never_written(value, left):
     return left
 
 
-@pytest.fixture(name="broken")
-def _broken(monkeypatch):
+@pytest.fixture
+def broken(monkeypatch):
     """broken(source, target, fault): what arrives on this link is fault(value, left).
 
     left: the bits that the last value of this size has left in the target's memory.
@@ -83,7 +83,7 @@ def test_bits_go_over_every_link_in_both_directions(monkeypatch):
 
 @pytest.mark.parametrize("fault", [one_bit_changed, never_written])
 @pytest.mark.parametrize(
-    ("source", "target", "name"),
+    "source, target, name",
     [
         (HOME, "/cpu:2", "between /cpu:0 and /cpu:2"),
         ("/cpu:3", HOME, "between /cpu:0 and /cpu:3"),
@@ -146,7 +146,7 @@ def test_a_step_and_a_fit_begin_with_it_and_add_on_cpu_needs_no_link_between_dev
 
 
 @pytest.mark.parametrize(
-    ("options", "error"),
+    "options, error",
     [
         ({"strategy": "mirrored"}, "strategy=mirrored, which sends.*Use strategy=parameter_server"),
         ({"strategy": "sharded"}, "strategy=sharded, which sends.*Use strategy=parameter_server"),

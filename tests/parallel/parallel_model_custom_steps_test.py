@@ -13,13 +13,13 @@ from tests.parallel.pairs import assert_close, assert_same_logs
 CASES = {case.name: case for case in OWN}
 
 
-def both(name, num_towers=3):
+def both(name):
     """(by Keras, on towers), with the same initial values."""
     models = []
     for on_towers in (False, True):
         keras.utils.set_random_seed(5)
         model = CASES[name].make()
-        models.append(towers.make_parallel(model, 2, num_towers=num_towers) if on_towers else model)
+        models.append(towers.make_parallel(model, 2, num_towers=3) if on_towers else model)
     return models
 
 

@@ -56,8 +56,8 @@ def test_fit_on_arrays_is_keras_fit_and_traces_one_step(monkeypatch):
     assert history["loss"][2] < history["loss"][0] and len(traced) <= 1  # 0 after other tests
 
 
-def dataset(batch_size=7):
-    return tf.data.Dataset.from_tensor_slices(rows()).batch(batch_size)
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(rows()).batch(7)
 
 
 def test_fit_takes_every_kind_of_data():

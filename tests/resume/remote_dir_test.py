@@ -211,8 +211,11 @@ def test_a_run_resumes_from_the_newest_good_checkpoint(whole, memory, tmp_path, 
     before = contents(memory)
     assert towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True)) == history
     assert "Already complete" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="cannot change seed"):
-        towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True, seed=1))
+    name, text = "/run/config.json", memory.cat("/run/config.json")
+    memory.pipe(name, text.replace(b'ed": 0', b'ed": 1'))
+    with pytest.raises(ValueError, match=f"^{MEMORY}/checkpoints/epoch-2-step-8 belongs to anoth"):
+        towers.train(towers.TrainConfig(resume=MEMORY, trust_run_dir=True))
+    memory.pipe(name, text)
     after = contents(memory)
     assert {name for name in before if after[name] != before[name]} == {
         "log.txt",

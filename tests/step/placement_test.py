@@ -32,7 +32,7 @@ def test_copies_are_made_where_devices_have_memories_of_their_own(name):
 
 
 @pytest.mark.parametrize(
-    ("field", "value", "error"),
+    "field, value, error",
     [
         ("batch_norm", "mean", "'mean'.* must be one of average, synchronized, tower0"),
         ("strategy", "everywhere", "'everywhere'.* must be one of parameter_server"),

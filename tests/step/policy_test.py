@@ -75,7 +75,7 @@ def turns(graph, scope=""):
 
 @pytest.mark.telling("gpu-()", "cpu-()")
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize(("policy", "expected"), [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
+@pytest.mark.parametrize("policy, expected", [(GPU, TURNS), (CPU, set())], ids=["gpu", "cpu"])
 def test_a_tower_waits_only_for_the_previous_one_on_its_device(policy, expected, options):
     assert turns(graphs_of(policy, options, True)[0]) == expected
 
@@ -199,7 +199,7 @@ def pauses(devices, num_towers, policy=None):
 
 
 @pytest.mark.telling("policy2-4")
-@pytest.mark.parametrize(("policy", "num_towers"), [(CPU, 2), (GPU, 2), (GPU, 4)])
+@pytest.mark.parametrize("policy, num_towers", [(CPU, 2), (GPU, 2), (GPU, 4)])
 def test_towers_of_different_devices_run_at_once(policy, num_towers):
     """And, where towers take turns, those of one device never do."""
     found = pauses(["/cpu:1", "/cpu:2"], num_towers, policy)

@@ -9,8 +9,8 @@ from tests.bits import bits as bits_of
 L = keras.layers
 
 
-def image_batch(n, rng, size=12):
-    return rng.normal(size=(n, size, size, 2)).astype("float32"), rng.normal(size=(n, 3))
+def image_batch(n, rng):
+    return rng.normal(size=(n, 12, 12, 2)).astype("float32"), rng.normal(size=(n, 3))
 
 
 def row_batch(n, rng):

@@ -169,19 +169,12 @@ def test_a_constant_of_another_kind_is_refused(user_module, constant):
         models.load("user_model:build")
 
 
-@pytest.mark.parametrize(
-    "name, message",
-    [
-        (
-            "notebok_cnn",
-            "one of cnn, notebook_cnn, mlp, .*package.module:function.* 'notebook_cnn'?",
-        ),
-        ("no_such_module:build", "No module named 'no_such_module'"),
-    ],
-)
-def test_an_unknown_model_is_refused(name, message):
-    with pytest.raises(ValueError, match=rf"^model \('{name}'\).*{message}"):
-        models.load(name)
+def test_an_unknown_model_is_refused():
+    message = (
+        "'notebok_cnn'.*one of cnn, notebook_cnn, mlp, .*package.module:function.* 'notebook_cnn'?"
+    )
+    with pytest.raises(ValueError, match=rf"^model \({message}"):
+        models.load("notebok_cnn")
 
 
 def test_built_in_models_take_channels_last_whatever_keras_json_says():

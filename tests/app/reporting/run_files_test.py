@@ -34,11 +34,11 @@ def model():
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
 
-def files_of(model, directory, train_state, warn=pytest.fail):
+def files_of(model, directory, train_state):
     columns = ["loss", "accuracy", "val_loss", "val_accuracy"]
     step = SimpleNamespace(model=model)
     run = SimpleNamespace(step=step, columns=columns, monitor=Monitor(), config=TrainConfig())
-    return RunFiles(run, directory, train_state, warn)
+    return RunFiles(run, directory, train_state, pytest.fail)
 
 
 def bias(path):

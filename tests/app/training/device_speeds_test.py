@@ -58,8 +58,8 @@ def pausing(input_shape, num_classes):
     )
 
 
-@pytest.fixture(name="slower")
-def _slower(monkeypatch):
+@pytest.fixture
+def slower(monkeypatch):
     """slower(factors): on the k-th device, a tower pauses factors[k] times as long."""
     towers_on, factor_of = [], {}
 
@@ -108,7 +108,7 @@ AUTO = {"towers_per_device": "auto", "num_towers": NUM_TOWERS}
 
 @pytest.mark.telling("factors1-*")
 @pytest.mark.parametrize(
-    ("factors", "expected", "slowest"), [((1, 2), "4,2", "/cpu:1"), ((3, 1), "1,5", "/cpu:0")]
+    "factors, expected, slowest", [((1, 2), "4,2", "/cpu:1"), ((3, 1), "1,5", "/cpu:0")]
 )
 def test_a_slower_device_gets_the_number_with_the_fastest_step(factors, expected, slowest, slower):
     slower(*factors)
@@ -158,7 +158,7 @@ def test_measuring_changes_no_bit_and_the_run_records_the_numbers():
 
 
 @pytest.mark.parametrize(
-    ("values", "error"),
+    "values, error",
     [
         ({}, "^towers_per_device=auto gives .* each of the 2 devices has only one.*num_towers=8"),
         ({"num_towers": 2}, "each of the 2 devices has only one"),

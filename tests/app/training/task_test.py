@@ -65,7 +65,10 @@ def regression_data():
     return tuple(train.values()), tuple(test.values())
 
 
-OF_REGRESSION = {"model": f"{__name__}:regression_model", "dataset": f"{__name__}:regression_data"}
+OF_REGRESSION = {
+    "model": f"{__name__}:shaped_regression_model",
+    "dataset": f"{__name__}:regression_data",
+}
 
 
 # Two outputs, inputs in a dict.
@@ -128,12 +131,6 @@ def test_flags_replace_the_optimizer_of_a_compiled_model_and_a_line_says_so(caps
     assert float(final.optimizer.learning_rate) == 0.5
     assert header().startswith("epoch,loss,mae,r2,")
     assert "; but optimizer and learning_rate as given beside it" in capsys.readouterr().out
-
-
-@pytest.mark.matrix
-def test_a_function_of_shapes_may_compile_its_model_too():
-    values = {**OF_REGRESSION, "model": f"{__name__}:shaped_regression_model"}
-    assert "val_r2" in towers.train(config(**values, max_steps=1))
 
 
 def test_labels_that_are_no_classes_are_an_error_for_a_model_without_a_loss():
