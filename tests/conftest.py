@@ -19,17 +19,11 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # TensorFlow reads it at imp
 _PATHS = [os.path.dirname(os.path.dirname(__file__)), *filter(None, [os.getenv("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(_PATHS)
 
-_LONG = (  # begun last, the others would be done before it
-    "continued_test",
-    "errors_test",
-    "gradients_test",
-    "interrupted_test",
-    "remote_dir_test",
-    "run_resumed_test",
-    "train_test",
-    "workers_run_test",
-    "workers_test",
-)
+_LONG = """
+    programs_test tower_step_test pipeline_test compare_test drawn_test fit_data_test ran_once_test
+    copies_test gradients_test workers_run_test interrupted_test continued_test errors_test
+    remote_dir_test run_resumed_test train_test workers_test
+""".split()  # the longest first: begun last, the others would be done before it
 _GPU_MIB = 4096  # of each; leaves a large GPU's rest to the processes that tests start
 
 for ignored, handler in (
@@ -103,7 +97,8 @@ def pytest_collection_modifyitems(items):
     from towers.machine.devices import REHEARSAL, has_gpus, is_rehearsal
 
     _mark_matrix(items)
-    items.sort(key=lambda item: item.path.stem not in _LONG)
+    order = {stem: place for place, stem in enumerate(_LONG)}
+    items.sort(key=lambda item: order.get(item.path.stem, len(order)))
     if has_gpus() or is_rehearsal():
         return
     reason = f"TensorFlow sees no GPU here; {REHEARSAL}=1 runs this on CPU devices"
