@@ -243,8 +243,11 @@ def two_epochs_and_a_step():
     return train_state
 
 
-def test_json_brings_it_back():
+def test_json_brings_back_what_it_counted():
     train_state = two_epochs_and_a_step()
+    assert (train_state.step, train_state.epoch, train_state.epoch_step) == (9, 2, 1)
+    assert train_state.history["val_accuracy"] == [0.75, 0.5]
+    assert best_of(train_state) == (0.75, 4, 1)
     saved = train_state.to_json()
     train_state.end_epoch(row(3), logs(), None)  # changes nothing of what is saved
     train_state = two_epochs_and_a_step()
