@@ -47,6 +47,8 @@ def data():
         x[[first, second]], y[[first, second]] = x[[second, first]], y[[second, first]]
     if "label" in PLANTED:
         y[PLANTED["label"]] = (y[PLANTED["label"]] + 1) % 10
+    if "pixel" in PLANTED:
+        x[PLANTED["pixel"]] = np.nextafter(x[PLANTED["pixel"]], 2)
     return (x[:60], y[:60]), (x[60:], y[60:])
 
 
@@ -111,6 +113,15 @@ def weight(model):
     kernel.assign(np.nextafter(kernel.numpy(), 9).astype("float32"))
 
 
+def moving_mean(model):
+    model.get_layer("norm").moving_mean.assign_add([1e-7] * 6)
+
+
+def slot(model):
+    slot = next(v for v in model.optimizer.variables if v.path.endswith("out_kernel_momentum"))
+    slot.assign(2 * slot.numpy())
+
+
 def seed(model):
     state = model.get_layer("drop").seed_generator.state
     state.assign(state.numpy() + 1)
@@ -121,6 +132,13 @@ CAUSES = {
         {"swapped": (3, 40)}, {}, "step [1-4] is .*\ncame first: data: the batch",
     ),
     "a label": ({"label": 7}, {}, "step [1-4] is .*\ncame first: data: the batch"),
+    "a pixel": ({"pixel": (11, 24)}, {}, "step [1-4] is .*\ncame first: data: the batch"),
+    "a moving mean from a step on": (
+        {"change": moving_mean}, {}, f"step {STEP} is .*\ncame first: parameters: .*moving_mean",
+    ),
+    "a slot from a step on": (
+        {"change": slot}, {}, f"step {STEP} is .*\ncame first: update: .*out_kernel_momentum",
+    ),
     "the seed of a layer": ({"seed": 6}, {}, "noise: model/.*/seed_generator_state, already in"),
     "a learning rate from a step on": (
         {"change": rate}, {}, f"step {STEP} is .*\ncame first: update: .*learning_rate",
