@@ -90,6 +90,11 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
                 f"accumulate ({self.accumulate}) and towers_per_device ({self.towers_per_device}) "
                 "both say how many towers a device has: give only one of them."
             )
+        if self.towers_per_device is not None and self.num_towers == AUTO:
+            raise ValueError(
+                f"num_towers=auto chooses how many towers a device has, and towers_per_device "
+                f"({self.towers_per_device}) says it: give only one of them."
+            )
         if self.logical_gpus is not None and self.device == "cpu":
             raise ValueError(
                 f"logical_gpus ({self.logical_gpus}) divides GPUs, and device=cpu uses none: give "
@@ -107,7 +112,7 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
         groups, counts = num_devices // self.gpus_per_tower, self.tower_counts
         if self.num_towers is None and counts is not None:  # all workers have the same devices
             return sum(counts) * max(1, groups // len(counts))
-        return self.num_towers or groups * (self.accumulate or 1)
+        return self.fixed_towers or groups * (self.accumulate or 1)
 
     def num_steps(self, steps_an_epoch: int) -> int:
         """Returns the number of updates in the run."""
@@ -132,6 +137,11 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
     def stage_names(self) -> list[str] | None:
         """Returns the layer names in `stages` as a list, or None without `stages`."""
         return None if self.stages is None else [name.strip() for name in self.stages.split(",")]
+
+    @property
+    def fixed_towers(self) -> int | None:
+        """Returns the number in `num_towers`, or None without one and with auto."""
+        return None if isinstance(self.num_towers, str) else self.num_towers
 
     @property
     def tower_counts(self) -> list[int] | None:

@@ -44,7 +44,9 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     saved = TrainConfig.from_json(text)
     check_modules(saved, given, directory, "resume")
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
-    skipped = ("resume", "run_dir") if same_place else ("resume",)
+    skipped = ["resume", *["run_dir"] * same_place]
+    if given.get("num_towers") == AUTO:
+        skipped.append("num_towers")  # the run has found its number
     again = set(fields_with(Role.ONCE)) & set(fields_with(Role.FREE))
     if given.get("resume") == AUTO and os.path.exists(given.get("export") or ""):
         again.clear()  # the script ran before and has already exported

@@ -117,8 +117,9 @@ def count(
     *,
     at_least: int = 1,
     at_most: int = 2**31 - 1,
+    word: str | None = None,
 ) -> Any:
-    """Declares a field for a whole number from `at_least` to `at_most`."""
+    """Declares a field for a whole number from `at_least` to `at_most`, or for a `word`."""
     return _field(
         "count",
         default,
@@ -126,6 +127,7 @@ def count(
         roles,
         f"a whole number from {at_least} to {at_most}",
         lambda value: type(value) is int and at_least <= value <= at_most,
+        word,
     )
 
 

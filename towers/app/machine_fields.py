@@ -103,13 +103,15 @@ class MachineFields:
         ON_THE_MACHINE | Role.BEGINNING,
         at_most=_MOST_DEVICES,
     )
-    num_towers: int | None = count(
+    num_towers: int | str | None = count(
         None,
         "The number of towers over all devices. It defines the "
-        "run: a fixed number gives bit-identical results on any number of devices. Default: one "
-        "for each device.",
+        "run: a fixed number gives bit-identical results on any number of devices. auto tries the "
+        "first step, and doubles the number until the step fits into memory. Default: one for "
+        "each device.",
         Role.BEGINNING,
         at_most=_MOST_TOWERS,
+        word=AUTO,
     )
     accumulate: int | None = count(
         None,

@@ -15,6 +15,7 @@ from towers.app.after_training.confusion import confusion_of_run
 from towers.app.config import TrainConfig
 from towers.app.continued import resolve_config
 from towers.app.diagnosis.describe import describe, show_plan, verified
+from towers.app.diagnosis.enough_towers import with_enough_towers
 from towers.app.diagnosis.profile import show_profile
 from towers.app.loop import Loop, evaluate
 from towers.app.machine_fields import AUTO
@@ -108,6 +109,8 @@ def train(
         with failures_explained(config):
             run = build(config, objects)
             all_callbacks = load_callbacks(config.callbacks, callbacks)
+            if config.num_towers == AUTO:
+                run = with_enough_towers(run, out, captured)
         if config.plan:
             describe(run, out, "plan")
             show_plan(run, out)
@@ -128,10 +131,10 @@ def _check_environment(config: TrainConfig, cluster: Cluster) -> None:
     if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
         run_dir.check(config.run_dir)
     export.check(config.export)
-    for name in ("plan", "profile"):
-        if getattr(config, name) and cluster.num_workers > 1:
+    for name, value in (("plan", True), ("profile", True), ("num_towers", AUTO)):
+        if getattr(config, name) == value and cluster.num_workers > 1:
             raise ValueError(
-                f"{name}=True works with one worker, and the environment names "
+                f"{name}={value} works with one worker, and the environment names "
                 f"{cluster.num_workers}. Unset TF_CONFIG for it."
             )
 

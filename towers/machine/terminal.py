@@ -19,6 +19,7 @@ from towers.machine.files import open_to_append
 from towers.machine.words import printable
 
 SECONDS_BETWEEN_LINES = 10.0  # of the progress of long work
+_MOST_TEXT = 2**24  # bytes
 STDERR = 2  # leads to a run's log.txt while it trains
 
 
@@ -29,6 +30,12 @@ class CapturedStderr:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
+
+    def text(self) -> str:
+        """Returns the end of the output before `move_to`; the next line is still appended."""
+        file = self._file.fileno()
+        begin = max(0, os.fstat(file).st_size - _MOST_TEXT)
+        return os.pread(file, _MOST_TEXT, begin).decode(errors="replace")
 
     def move_to(self, path: Path) -> None:
         """Appends the output so far, and all further output, to a file."""

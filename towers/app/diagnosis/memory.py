@@ -19,7 +19,7 @@ from towers.divide.facts import PART, Value
 from towers.divide.phases import Phases
 from towers.divide.tower_step import TowerStep
 from towers.machine import nvidia
-from towers.machine.devices import is_gpu, short_name
+from towers.machine.devices import is_gpu, place_towers, short_name
 from towers.machine.words import aligned
 from towers.step.sharding import shard_sizes
 
@@ -64,6 +64,7 @@ class DeviceMemory:
     slots: int
     gradients: int
     activations: int
+    meets: bool  # whether towers meet between their forward and backward passes
     limit: int | None
     most_rows: int | None  # that a tower could have
 
@@ -128,16 +129,24 @@ def _num_bytes(value: Value, rows: int, sizes: Mapping[Value, int]) -> int:
     return int(value.dtype.size * math.prod(each if n is None else n for n in shape))
 
 
-def device_memory(step: TowerStep, batch_size: int) -> dict[str, DeviceMemory]:
-    """Returns the memory of each device in one step; call it after an update has been traced."""
-    tower = tower_memory(step.phases(), max(shard_sizes(batch_size, step.num_towers)))
+def device_memory(
+    step: TowerStep, batch_size: int, num_towers: int | None = None
+) -> dict[str, DeviceMemory]:
+    """Returns the memory of each device in one step; call it after an update has been traced.
+
+    num_towers: another number than the step's, on the same devices.
+    """
+    devices = step.tower_devices
+    if num_towers is not None:
+        devices = place_towers(num_towers, list(dict.fromkeys(devices)))
+    tower = tower_memory(step.phases(), max(shard_sizes(batch_size, len(devices))))
     parameters = sum(_size_of(v) for v in step.model.variables)
     slots = sum(_size_of(v) for v in step.optimizer.variables)
     home, found = short_name(step.parameter_device), {}
     # In turn, towers of a device need the memory of one, unless they meet in the middle of a step.
     in_turn = step.policy.take_turns and not tower.meets
-    for device in dict.fromkeys(step.tower_devices):
-        count = step.tower_devices.count(device)
+    for device in dict.fromkeys(devices):
+        count = devices.count(device)
         at_once = 1 if in_turn else count
         has_all = step.strategy.num_copies > 0 or device == home
         sums = 1 if count == 1 else 2  # the tower's, and the sum of those before it
@@ -146,6 +155,7 @@ def device_memory(step: TowerStep, batch_size: int) -> dict[str, DeviceMemory]:
             slots=slots if has_all else 0,
             gradients=tower.gradients * (sums if in_turn else count),
             activations=tower.activations * at_once,
+            meets=tower.meets,
             limit=memory_limit(device),
             most_rows=None,
         )

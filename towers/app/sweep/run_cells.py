@@ -54,14 +54,14 @@ def make_cells(
         _parsed("gpu_counts", gpu_counts, int, whole, "1,2,4,8"),
     ]
     most = max(axes[-1])
-    if shared.num_towers is not None and shared.num_towers < most:
+    if shared.fixed_towers is not None and shared.fixed_towers < most:
         raise ValueError(
-            f"num_towers ({shared.num_towers}) is below the largest of gpu_counts ({most}), "
+            f"num_towers ({shared.fixed_towers}) is below the largest of gpu_counts ({most}), "
             f"whose devices would have no tower. Use num_towers={most} or more."
         )
     cells = {}
     for model, batch_size, num_gpus in itertools.product(*axes):
-        towers = shared.num_towers or num_gpus
+        towers = shared.fixed_towers or num_gpus
         row = Row(model, batch_size, -(-batch_size // towers), num_gpus, towers)
         cells[row] = dataclasses.replace(
             shared,

@@ -189,7 +189,8 @@ def _find_policy(config: TrainConfig, devices: Sequence[str]) -> tuple[Policy, s
         raise ValueError(
             "variable_device=gpu: TensorFlow sees no GPU on this machine. Use variable_device=cpu."
         )
-    if config.accumulate is not None:  # towers on one device take turns, even on a CPU
+    # Towers on one device take turns, even on a CPU.
+    if config.accumulate is not None or config.num_towers == AUTO:
         policy = dataclasses.replace(policy, take_turns=True)
     return policy, parameter_device
 
@@ -292,7 +293,7 @@ def find_devices(config: TrainConfig) -> list[str]:
     If the machine or a TensorFlow that has started does not fit them, it raises ValueError.
     """
     each, counts, workers = config.gpus_per_tower, config.tower_counts, join_workers()
-    num_gpus, num_towers = config.num_gpus, config.num_towers
+    num_gpus, num_towers = config.num_gpus, config.fixed_towers
     if counts is not None:
         num_gpus = num_gpus or len(counts) * each
         num_towers = num_towers or sum(counts) * workers.num_workers

@@ -37,23 +37,32 @@ def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator
         yield
     except (tf.errors.OpError, RuntimeError, ValueError) as error:
         cause = error.__cause__ if isinstance(error.__cause__, tf.errors.OpError) else error
-        is_exhausted, text = isinstance(error, tf.errors.ResourceExhaustedError), str(cause)
+        text = str(cause)
         if isinstance(error, tf.errors.CancelledError) and log is not None:
             text = ""
             with suppress(OSError):
                 text = files.read_end(log, 2**24)
-            is_exhausted = "RESOURCE_EXHAUSTED" in text
         if config.deterministic and _REFUSAL.search(text):
             raise ValueError(refusal(text)) from error
-        if log is None or not is_exhausted:
+        if log is None or not is_exhausted(error, text):
             raise
-        size, num_towers = config.batch_size or 0, config.num_towers or 1
+        size, num_towers = config.batch_size or 0, config.fixed_towers or 1
         per_tower = math.ceil(size / num_towers)
         raise ValueError(
             f"a device has too little memory for {counted(per_tower, 'example')} a tower. Use a "
             f"smaller `batch_size` than {size:,}, or more towers than devices, which take turns: "
             f"num_towers={2 * num_towers}."
         ) from error
+
+
+def is_exhausted(error: Exception, messages: str) -> bool:
+    """Returns whether a device ran out of memory.
+
+    messages: of TensorFlow, which name the cause of a cancelled transfer.
+    """
+    if isinstance(error, tf.errors.CancelledError):
+        return "RESOURCE_EXHAUSTED" in messages
+    return isinstance(error, tf.errors.ResourceExhaustedError)
 
 
 def refusal(message: str) -> str:
