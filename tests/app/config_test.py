@@ -34,7 +34,7 @@ FLAGS = """
 """.split()
 WRONG = {
     "num_gpus": [0, -1, "two", True, 100_000],
-    "num_towers": [0, "auto", 10**9],
+    "num_towers": [0, "many", 10**9],
     "batch_size": [0, 10**19],
     "epochs": [-1, None, 2**63],
     "max_steps": [0],
@@ -74,6 +74,7 @@ def test_a_value_that_makes_no_sense_is_refused_by_name_value_and_what_it_must_b
     [
         ({"batch_size": 8, "batch_size_per_gpu": 8}, ".* give only one of them"),
         ({"logical_gpus": 8, "device": "cpu"}, r"logical_gpus \(8\) divides GPUs, and device=cpu"),
+        ({"towers_per_device": "3,1", "num_towers": "auto"}, "num_towers=auto chooses .* only one"),
         ({"strategy": "async"}, "strategy=async: towers is synchronous"),
         ({"init_from": ""}, "`init_from` is empty"),
     ],
@@ -86,6 +87,8 @@ def test_values_that_contradict_each_other_are_refused(values, message):
 def test_words_and_zeros_beside_numbers_are_accepted():
     config = TrainConfig(epochs=0, seed=2**32 - 1, hang_timeout=0, verify_gradients="warn")
     assert (config.epochs, config.hang_timeout, config.verify_gradients) == (0, 0, "warn")
+    config = TrainConfig(num_towers="auto")
+    assert (config.num_towers, config.fixed_towers, config.num_towers_on(2)) == ("auto", None, 2)
 
 
 def test_batch_and_towers_follow_from_the_devices():

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from towers.app.diagnosis.memory import device_memory
+from towers.app.diagnosis.memory import device_memory, of_towers, tower_memory
 from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
 from towers.app.training.failures import is_exhausted
@@ -26,6 +26,8 @@ from towers.resume.random_state import random_state, set_random_state
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.step.errors import NonFiniteError, values_explained
 from towers.step.sharding import shard_sizes
+
+_LESS = 0.9  # of the activations: else more towers do not help
 
 
 def with_enough_towers(run: Run, out: Report, captured: CapturedStderr | None) -> Run:
@@ -49,26 +51,24 @@ def _num_groups(run: Run) -> int:
     return len(run.step.devices) // run.config.gpus_per_tower
 
 
-def _most_rows(run: Run) -> int:
-    """Returns the rows of the largest tower."""
-    return max(shard_sizes(min(run.batch_size, run.train.num_examples), run.step.num_towers))
+def _size(run: Run) -> int:
+    """Returns the number of examples in the largest batch."""
+    return min(run.batch_size, run.train.num_examples)
 
 
 def _first_number(run: Run) -> int:
     """Returns the smallest number of towers that is estimated to fit.
 
-    It is one for each device if a device's memory is unknown, or if more towers would not help.
+    It is one for each device if a device's memory is unknown, or if no number seems to fit.
     """
-    size, num_groups = min(run.batch_size, run.train.num_examples), _num_groups(run)
-    alone = device_memory(run.step, size, num_groups).values()
-    if any(device.limit is None or device.meets for device in alone) or all(
-        max(shard_sizes(size, num_groups)) <= (device.most_rows or 0) for device in alone
-    ):
-        return num_groups
-    # Several towers of a device take turns. They need a sum of gradients beside their own.
-    several = device_memory(run.step, size, 2 * num_groups).values()
-    most = max(1, min(device.most_rows or 0 for device in several))
-    return num_groups * max(2, -(-size // (most * num_groups)))
+    size, num_groups = _size(run), _num_groups(run)
+    tower = tower_memory(run.step.phases(), max(shard_sizes(size, num_groups)))
+    for num_towers in range(num_groups, size + num_groups, num_groups):
+        rows = max(shard_sizes(size, num_towers))
+        devices = of_towers(run.step, tower.with_rows(rows), num_towers).values()
+        if all(device.limit is not None and rows <= (device.most_rows or 0) for device in devices):
+            return num_towers
+    return num_groups
 
 
 def _with_towers(run: Run, num_towers: int) -> Run:
@@ -111,14 +111,16 @@ def _fits(run: Run, captured: CapturedStderr | None) -> bool:
 
 def _doubled(run: Run, out: Report) -> Run:
     """Returns the run with twice as many towers; raises ValueError if that would not help."""
-    rows, num_towers, size = _most_rows(run), run.step.num_towers, run.batch_size
+    num_towers, size = run.step.num_towers, _size(run)
+    rows = max(shard_sizes(size, num_towers))
     lack = f"a device has too little memory for {counted(rows, 'example')} a tower"
     if rows == 1:
         raise ValueError(
             f"num_towers=auto: {lack}. Use a smaller model, or divide its layers among GPUs with "
             "`gpus_per_tower`."
         )
-    if any(device.meets for device in device_memory(run.step, size).values()):
+    now, then = (device_memory(run.step, size, n) for n in (num_towers, 2 * num_towers))
+    if all(then[device].activations > _LESS * now[device].activations for device in now):
         raise ValueError(
             f"num_towers=auto: {lack}, and more towers need as much, because they meet between "
             f"the forward and the backward pass. Use a smaller `batch_size` than {size:,}, or "

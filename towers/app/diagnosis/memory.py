@@ -8,8 +8,9 @@ gradients, activations the operations of a tower with r rows, in the order of th
 import math
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -46,14 +47,31 @@ _IN_PLACE = {
 _ROOM = 0.9  # of a device's memory: libraries and scratch space of kernels take the rest
 
 
+class Stage(NamedTuple):
+    """Holds bytes of a tower between two meetings, without its gradients."""
+
+    most: float  # at any time of the stage
+    kept: float  # before the stage or after it, while other towers of the device have their turn
+
+
 @dataclass
 class TowerMemory:
-    """Holds the bytes of one tower: its gradients, and the most of all else that is live."""
+    """Holds the bytes of one tower: its gradients, and all else that is live, by stage."""
 
     rows: int
     gradients: int
-    activations: int
-    meets: bool  # whether towers meet between their forward and backward passes
+    stages: Sequence[Stage]
+
+    def activations(self, num_towers: int = 1, at_once: int = 1) -> int:
+        """Returns the most bytes on a device of which `at_once` towers compute at a time."""
+        waiting = num_towers - at_once
+        return int(max(at_once * stage.most + waiting * stage.kept for stage in self.stages))
+
+    def with_rows(self, rows: int) -> "TowerMemory":
+        """Returns the memory of a tower with another number of rows."""
+        scale = rows / self.rows
+        stages = [Stage(most * scale, kept * scale) for most, kept in self.stages]
+        return TowerMemory(rows, self.gradients, stages)
 
 
 @dataclass
@@ -64,7 +82,6 @@ class DeviceMemory:
     slots: int
     gradients: int
     activations: int
-    meets: bool  # whether towers meet between their forward and backward passes
     limit: int | None
     most_rows: int | None  # that a tower could have
 
@@ -100,22 +117,26 @@ def tower_memory(phases: Phases, rows: int) -> TowerMemory:
     # Parts of sums that are read at the end wait for the update: the gradients.
     read = {buffer.get(value, value) for op in phases[final] for value in op.inputs}
     gradients = {value for value in read if value.op in towers and value.fact == PART}
-    size = most = 0
-    for i, op in enumerate(order):
-        ended = [value for value in ends[i] if value not in gradients]
-        made = 0
-        if op in towers:
-            own = [value for value in op.outputs if buffer[value] is value]
-            made = sum(sizes[v] for v in own if v not in gradients)
-        size += made
-        reused = op.type in _IN_PLACE and any(
-            value in [buffer.get(v, v) for v in op.inputs] and sizes[value] == made
-            for value in ended
-        )
-        most = max(most, size - (made if reused else 0))
-        size -= sum(sizes[value] for value in ended)
-    num_stages = sum(phase % 2 == 0 for phase in phases)
-    return TowerMemory(rows, sum(sizes[v] for v in gradients), most, num_stages > 1)
+    stages, size, position = [], 0, 0
+    for phase, ops in sorted(phases.items()):
+        before = most = size
+        for i, op in enumerate(ops, position):
+            ended = [value for value in ends[i] if value not in gradients]
+            made = 0
+            if op in towers:
+                own = [value for value in op.outputs if buffer[value] is value]
+                made = sum(sizes[v] for v in own if v not in gradients)
+            size += made
+            reused = op.type in _IN_PLACE and any(
+                value in [buffer.get(v, v) for v in op.inputs] and sizes[value] == made
+                for value in ended
+            )
+            most = max(most, size - (made if reused else 0))
+            size -= sum(sizes[value] for value in ended)
+        position += len(ops)
+        if phase % 2 == 0:
+            stages.append(Stage(most, max(before, size)))
+    return TowerMemory(rows, sum(sizes[v] for v in gradients), stages)
 
 
 def _num_bytes(value: Value, rows: int, sizes: Mapping[Value, int]) -> int:
@@ -136,32 +157,37 @@ def device_memory(
 
     num_towers: another number than the step's, on the same devices.
     """
+    rows = max(shard_sizes(batch_size, num_towers or step.num_towers))
+    return of_towers(step, tower_memory(step.phases(), rows), num_towers)
+
+
+def of_towers(
+    step: TowerStep, tower: TowerMemory, num_towers: int | None = None
+) -> dict[str, DeviceMemory]:
+    """Returns the memory of each device with such towers."""
     devices = step.tower_devices
     if num_towers is not None:
         devices = place_towers(num_towers, list(dict.fromkeys(devices)))
-    tower = tower_memory(step.phases(), max(shard_sizes(batch_size, len(devices))))
     parameters = sum(_size_of(v) for v in step.model.variables)
     slots = sum(_size_of(v) for v in step.optimizer.variables)
     home, found = short_name(step.parameter_device), {}
-    # In turn, towers of a device need the memory of one, unless they meet in the middle of a step.
-    in_turn = step.policy.take_turns and not tower.meets
     for device in dict.fromkeys(devices):
         count = devices.count(device)
-        at_once = 1 if in_turn else count
+        at_once = 1 if step.policy.take_turns else count
         has_all = step.strategy.num_copies > 0 or device == home
-        sums = 1 if count == 1 else 2  # the tower's, and the sum of those before it
+        # A balanced tree of additions waits for one sum at each of its levels.
+        sums = count.bit_length() if at_once == 1 else count
         memory = DeviceMemory(
             parameters=parameters,
             slots=slots if has_all else 0,
-            gradients=tower.gradients * (sums if in_turn else count),
-            activations=tower.activations * at_once,
-            meets=tower.meets,
+            gradients=tower.gradients * sums,
+            activations=tower.activations(count, at_once),
             limit=memory_limit(device),
             most_rows=None,
         )
         if memory.limit is not None:
             left = _ROOM * memory.limit - (memory.total - memory.activations)
-            memory.most_rows = max(0, int(left / at_once * tower.rows / max(tower.activations, 1)))
+            memory.most_rows = max(0, int(left * tower.rows / max(memory.activations, 1)))
         found[device] = memory
     return found
 

@@ -58,7 +58,7 @@ def failures_explained(config: TrainConfig, log: Path | None = None) -> Iterator
 def is_exhausted(error: Exception, messages: str) -> bool:
     """Returns whether a device ran out of memory.
 
-    messages: of TensorFlow, which name the cause of a cancelled transfer.
+    messages: TensorFlow's log. If a transfer was cancelled, only the log names the cause.
     """
     if isinstance(error, tf.errors.CancelledError):
         return "RESOURCE_EXHAUSTED" in messages
