@@ -6,7 +6,6 @@ gradients, activations the operations of a tower with r rows, in the order of th
 """
 
 import math
-import os
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import keras
 import tensorflow as tf
 from rich import filesize
 
+from towers.app.datasets.dataset import usable_memory
 from towers.divide.facts import PART, Value
 from towers.divide.phases import Phases
 from towers.divide.tower_step import TowerStep
@@ -203,7 +203,7 @@ def memory_limit(device: str) -> int | None:
     """
     if not is_gpu(device):
         count = len(tf.config.list_logical_devices("CPU"))
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // count
+        return usable_memory() // count
     found: list[int | None] = []
     known = {gpu.number: gpu.memory for gpu in nvidia.driver_gpus() or []}
     for gpu in tf.config.list_physical_devices("GPU"):
