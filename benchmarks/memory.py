@@ -3,8 +3,8 @@
     python benchmarks/memory.py --models=MobileNetV2,gpt2
 
 Each model runs in its own process on the CPU. It makes a step with few rows and a
-step with many. The peaks of resident memory differ by what the rows take: this is compared with the
-difference of the estimates. bert, gpt2, llama and vit are small models of KerasHub, which must be
+step with many. The growth of resident memory in both steps differs by what the rows take. This is
+compared with the difference of the estimates, which also hold the next batch. bert, gpt2, llama and vit are small models of KerasHub, which must be
 installed.
 
 Without oneDNN, and with the settings below, each tensor gets its own memory, and gives it back.
@@ -78,7 +78,6 @@ def build(name: str) -> Any:
 
 def measure(model: str, megabytes: int, num_towers: int) -> dict[str, Any]:
     """Returns the growth of the estimate and of the process, in MB, and the numbers of rows."""
-    import numpy as np
     import tensorflow as tf
 
     import towers
@@ -91,26 +90,28 @@ def measure(model: str, megabytes: int, num_towers: int) -> dict[str, Any]:
         jit_compile=False, devices=["/cpu:0"], policy=replace(CPU, take_turns=True),
     )  # fmt: skip
 
-    def train(rows: int) -> None:
-        def ones(given: Any) -> np.ndarray:
-            return np.ones((rows, *given.shape[1:]), given.dtype)
-
-        step(tf.nest.map_structure(ones, built.input), np.zeros(rows, "int32"))
-
-    def peak(rows: int) -> int:
-        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
-        train(rows)
+    def resident(name: str) -> int:
         words = Path("/proc/self/status").read_text().split()
-        return int(words[words.index("VmHWM:") + 1]) * 1024
+        return int(words[words.index(f"{name}:") + 1]) * 1024
 
-    train(2 * num_towers)  # traces
+    def growth(rows: int) -> int:
+        def ones(given: Any) -> tf.Tensor:
+            return tf.ones((rows, *given.shape[1:]), given.dtype)
+
+        x, y = tf.nest.map_structure(ones, built.input), tf.zeros(rows, "int32")
+        before = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
+        step(x, y)
+        return resident("VmHWM") - before
+
+    growth(2 * num_towers)  # traces
 
     def estimate(rows: int) -> int:  # of a tower
         return tower_memory(step.phases(), rows).activations(num_towers)
 
     few = max(1, int(megabytes * 1e6 / estimate(100) * 100 / 4))
     many = 4 * few
-    measured = [peak(rows * num_towers) for rows in (few, many)]
+    measured = [growth(rows * num_towers) for rows in (few, many)]
     return {
         "estimate": (estimate(many) - estimate(few)) / 1e6,
         "measured": (measured[1] - measured[0]) / 1e6,
@@ -125,7 +126,7 @@ def main(argv: list[str]) -> None:
     os.environ.update(_SETTINGS)
     rows: list[dict[str, Any]] = []
     for name in _MODELS.value:
-        given = {"megabytes": _MEGABYTES.value, "num_towers": _TOWERS.value}
+        given: dict[str, Any] = {"megabytes": _MEGABYTES.value, "num_towers": _TOWERS.value}
         found = run_process("memory.measure", model=name, **given)
         ratio = found["estimate"] / found["measured"]
         few, many = found["rows"]

@@ -190,8 +190,8 @@ def planned(capsys, **values):
     return count, -(-80 // count), [int(rows) for rows in most[-2:] if rows.isdecimal()]
 
 
-@pytest.mark.telling("16")
-@pytest.mark.parametrize("kib", [20, 18, 16])
+@pytest.mark.telling("36")
+@pytest.mark.parametrize("kib", [40, 37, 36])
 def test_it_starts_with_the_fewest_towers_that_are_estimated_to_fit(kib, monkeypatch, capsys):
     monkeypatch.setattr(memory, "memory_limit", lambda device: kib * 1024)
     count, rows, most = planned(capsys, num_towers="auto")

@@ -66,6 +66,7 @@ def test_a_tower_holds_each_activation_once_and_its_gradients():
     output = 4 * 8 * 32 * 32 * 16
     assert 5 * output <= found.activations() < 5.1 * output  # and the gradient of one of them
     assert found.activations(3) < 1.1 * found.activations()  # the others wait with little
+    assert found.shard == 4 * 8 * (32 * 32 * 3 + 10)
 
 
 def test_a_dropout_counts_with_its_mask_and_output():

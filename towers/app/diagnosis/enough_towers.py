@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from towers.app.diagnosis.memory import device_memory, of_towers, tower_memory
+from towers.app.diagnosis.memory import of_towers, tower_memory
 from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
 from towers.app.training.failures import is_exhausted
@@ -119,8 +119,10 @@ def _doubled(run: Run, out: Report) -> Run:
             f"num_towers=auto: {lack}. Use a smaller model, or divide its layers among GPUs with "
             "`gpus_per_tower`."
         )
-    now, then = (device_memory(run.step, size, n) for n in (num_towers, 2 * num_towers))
-    if all(then[device].activations > _LESS * now[device].activations for device in now):
+    now = tower_memory(run.step.phases(), rows)
+    then = now.with_rows(max(shard_sizes(size, 2 * num_towers)))
+    count = num_towers // _num_groups(run)
+    if then.activations(2 * count) > _LESS * now.activations(count):
         raise ValueError(
             f"num_towers=auto: {lack}, and more towers need as much, because they meet between "
             f"the forward and the backward pass. Use a smaller `batch_size` than {size:,}, or "

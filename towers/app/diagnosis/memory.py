@@ -16,7 +16,7 @@ import tensorflow as tf
 from rich import filesize
 
 from towers.app.datasets.dataset import usable_memory
-from towers.divide.facts import PART, Value
+from towers.divide.facts import PART, Value, rows as rows_at
 from towers.divide.phases import Phases
 from towers.divide.tower_step import TowerStep
 from towers.machine import nvidia
@@ -56,10 +56,11 @@ class Stage(NamedTuple):
 
 @dataclass
 class TowerMemory:
-    """Holds the bytes of one tower: its gradients, and all else that is live, by stage."""
+    """Holds the bytes of one tower: gradients, its shard of a batch, and all else, by stage."""
 
     rows: int
     gradients: int
+    shard: int
     stages: Sequence[Stage]
 
     def activations(self, num_towers: int = 1, at_once: int = 1) -> int:
@@ -71,7 +72,7 @@ class TowerMemory:
         """Returns the memory of a tower with another number of rows."""
         scale = rows / self.rows
         stages = [Stage(most * scale, kept * scale) for most, kept in self.stages]
-        return TowerMemory(rows, self.gradients, stages)
+        return TowerMemory(rows, self.gradients, int(self.shard * scale), stages)
 
 
 @dataclass
@@ -117,6 +118,8 @@ def tower_memory(phases: Phases, rows: int) -> TowerMemory:
     # Parts of sums that are read at the end wait for the update: the gradients.
     read = {buffer.get(value, value) for op in phases[final] for value in op.inputs}
     gradients = {value for value in read if value.op in towers and value.fact == PART}
+    given = {v for op in towers for v in op.inputs if v.op.type == "Placeholder"}
+    shard = sum(_num_bytes(value, rows, {}) for value in given if value.fact == rows_at(0))
     stages, size, position = [], 0, 0
     for phase, ops in sorted(phases.items()):
         before = most = size
@@ -136,7 +139,7 @@ def tower_memory(phases: Phases, rows: int) -> TowerMemory:
         position += len(ops)
         if phase % 2 == 0:
             stages.append(Stage(most, max(before, size)))
-    return TowerMemory(rows, sum(sizes[v] for v in gradients), stages)
+    return TowerMemory(rows, sum(sizes[v] for v in gradients), shard, stages)
 
 
 def _num_bytes(value: Value, rows: int, sizes: Mapping[Value, int]) -> int:
@@ -181,7 +184,8 @@ def of_towers(
             parameters=parameters,
             slots=slots if has_all else 0,
             gradients=tower.gradients * sums,
-            activations=tower.activations(count, at_once),
+            # The shards of the next batch come during the step.
+            activations=tower.activations(count, at_once) + 2 * count * tower.shard,
             limit=memory_limit(device),
             most_rows=None,
         )
