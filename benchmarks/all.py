@@ -70,6 +70,7 @@ COMMANDS = [
         "placements.py",
         "--workload=mlp --num_devices=2 --rounds=1 --compared=copies:towers,stages_2:towers",
     ),
+    ("memory.py", "--models=MobileNetV2 --megabytes=50"),
     ("data.py", "--limit_mib=640 --seconds=1"),
     ("update.py", "--workload=tiny --rounds=1"),
     ("update.py --sums=1", "--workload=tiny --rounds=1"),

@@ -3,8 +3,8 @@
     python benchmarks/memory.py --models=MobileNetV2,gpt2
 
 Each model runs in its own process on the CPU. It makes a step with few rows and a
-step with many. The growth of resident memory in both steps differs by what the rows take. This is
-compared with the difference of the estimates, which also hold the next batch. bert, gpt2, llama and vit are small models of KerasHub, which must be
+step with many. The peaks of resident memory differ by what the rows take. This is compared with the
+difference of the estimates. bert, gpt2, llama and vit are small models of KerasHub, which must be
 installed.
 
 Without oneDNN, and with the settings below, each tensor gets its own memory, and gives it back.
@@ -13,6 +13,7 @@ Without oneDNN, and with the settings below, each tensor gets its own memory, an
 import os
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,11 @@ _SETTINGS = {
 }
 _CLASSES, _PIXELS, _TOKENS = 10, 96, 64
 
-_MODELS = flags.DEFINE_list("models", [*APPLICATIONS, *HUB], "Models of Keras and KerasHub.")
+_MODELS = flags.DEFINE_list(
+    "models",
+    [*APPLICATIONS, *(HUB if find_spec("keras_hub") else ())],
+    "Models of keras.applications, and those of KerasHub if it is installed.",
+)
 _MEGABYTES = flags.DEFINE_integer("megabytes", 500, "The estimate for the step with many rows.", 1)
 _TOWERS = flags.DEFINE_integer("num_towers", 1, "Towers, which take turns on the CPU.", 1)
 _OUT = flags.DEFINE_string("out", None, "CSV to append to.")
@@ -90,28 +95,27 @@ def measure(model: str, megabytes: int, num_towers: int) -> dict[str, Any]:
         jit_compile=False, devices=["/cpu:0"], policy=replace(CPU, take_turns=True),
     )  # fmt: skip
 
-    def resident(name: str) -> int:
-        words = Path("/proc/self/status").read_text().split()
-        return int(words[words.index(f"{name}:") + 1]) * 1024
-
-    def growth(rows: int) -> int:
+    def batch(rows: int) -> tuple[Any, tf.Tensor]:
         def ones(given: Any) -> tf.Tensor:
             return tf.ones((rows, *given.shape[1:]), given.dtype)
 
-        x, y = tf.nest.map_structure(ones, built.input), tf.zeros(rows, "int32")
-        before = resident("VmRSS")
+        return tf.nest.map_structure(ones, built.input), tf.zeros(rows, "int32")
+
+    def peak(x: Any, y: tf.Tensor) -> int:
         Path("/proc/self/clear_refs").write_text("5")  # forgets the peak
         step(x, y)
-        return resident("VmHWM") - before
+        words = Path("/proc/self/status").read_text().split()
+        return int(words[words.index("VmHWM:") + 1]) * 1024
 
-    growth(2 * num_towers)  # traces
+    step(*batch(2 * num_towers))  # traces
 
     def estimate(rows: int) -> int:  # of a tower
         return tower_memory(step.phases(), rows).activations(num_towers)
 
     few = max(1, int(megabytes * 1e6 / estimate(100) * 100 / 4))
     many = 4 * few
-    measured = [growth(rows * num_towers) for rows in (few, many)]
+    batches = [batch(rows * num_towers) for rows in (few, many)]
+    measured = [peak(*given) for given in batches]
     return {
         "estimate": (estimate(many) - estimate(few)) / 1e6,
         "measured": (measured[1] - measured[0]) / 1e6,
