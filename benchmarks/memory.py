@@ -53,7 +53,7 @@ _CLASSES, _PIXELS, _TOKENS = 10, 96, 64
 _MODELS = flags.DEFINE_list(
     "models",
     [*APPLICATIONS, *(HUB if find_spec("keras_hub") else ())],
-    "Models of keras.applications, and those of KerasHub if it is installed.",
+    "Models of keras.applications, and models of KerasHub if it is installed.",
 )
 _MEGABYTES = flags.DEFINE_integer("megabytes", 500, "The estimate for the step with many rows.", 1)
 _TOWERS = flags.DEFINE_integer("num_towers", 1, "Towers, which take turns on the CPU.", 1)
