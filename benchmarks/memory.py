@@ -86,7 +86,7 @@ def measure(model: str, megabytes: int, num_towers: int) -> dict[str, Any]:
     import tensorflow as tf
 
     import towers
-    from towers.app.diagnosis.memory import tower_memory
+    from towers.app.diagnosis.liveness import tower_memory
     from towers.machine.devices import CPU
 
     built = build(model)

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import tensorflow as tf
 
-from towers.app.diagnosis.memory import of_towers, tower_memory
+from towers.app.diagnosis.liveness import tower_memory
+from towers.app.diagnosis.memory import of_towers
 from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
 from towers.app.training.failures import is_exhausted

@@ -1,78 +1,25 @@
 """Estimates the memory of each device from the traced step, for --plan and num_towers=auto.
 
 parameters, slots      by their shapes
-gradients, activations the operations of a tower with r rows, in the order of their phases: the
-                       most bytes of values that later operations read
+gradients, activations by the operations of a tower with r rows, see `liveness`
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 from rich import filesize
 
 from towers.app.datasets.dataset import usable_memory
-from towers.divide.facts import PART, Value, rows as rows_at
-from towers.divide.phases import Phases
+from towers.app.diagnosis.liveness import TowerMemory, tower_memory
 from towers.divide.tower_step import TowerStep
 from towers.machine import nvidia
 from towers.machine.devices import is_gpu, place_towers, short_name
 from towers.machine.words import aligned
 from towers.step.sharding import shard_sizes
 
-# Their result is, or lies in, the memory of their first input.
-_VIEWS = {"Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient"}
-# They write over an input of the same size that nothing reads later.
-_IN_PLACE = {
-    *(
-        "Add",
-        "AddV2",
-        "AddN",
-        "Sub",
-        "Mul",
-        "RealDiv",
-        "Neg",
-        "Exp",
-        "Maximum",
-        "Minimum",
-        "BiasAdd",
-    ),
-    *("Relu", "ReluGrad", "Relu6", "Relu6Grad", "Sigmoid", "SigmoidGrad", "Tanh", "TanhGrad"),
-    *("Erf", "Square", "SquaredDifference", "Rsqrt", "Softmax", "Select", "SelectV2"),
-}
 _ROOM = 0.9  # of a device's memory: libraries and scratch space of kernels take the rest
-
-
-class Stage(NamedTuple):
-    """Holds bytes of a tower between two meetings, without its gradients."""
-
-    most: float  # at any time of the stage
-    kept: float  # before the stage or after it, while other towers of the device have their turn
-
-
-@dataclass
-class TowerMemory:
-    """Holds the bytes of one tower: gradients, its shard of a batch, and all else, by stage."""
-
-    rows: int
-    gradients: int
-    shard: int
-    stages: Sequence[Stage]
-
-    def activations(self, num_towers: int = 1, at_once: int = 1) -> int:
-        """Returns the most bytes on a device of which `at_once` towers compute at a time."""
-        waiting = num_towers - at_once
-        return int(max(at_once * stage.most + waiting * stage.kept for stage in self.stages))
-
-    def with_rows(self, rows: int) -> "TowerMemory":
-        """Returns the memory of a tower with another number of rows."""
-        scale = rows / self.rows
-        stages = [Stage(most * scale, kept * scale) for most, kept in self.stages]
-        return TowerMemory(rows, self.gradients, int(self.shard * scale), stages)
 
 
 @dataclass
@@ -90,67 +37,6 @@ class DeviceMemory:
     def total(self) -> int:
         """Returns the bytes of all kinds."""
         return self.parameters + self.slots + self.gradients + self.activations
-
-
-def tower_memory(phases: Phases, rows: int) -> TowerMemory:
-    """Returns the bytes of a tower with so many rows in the update with these phases.
-
-    A loop counts with its results alone, and kernels need further space while they run.
-    """
-    towers = {op for phase, ops in phases.items() if phase % 2 == 0 for op in ops}
-    order = [op for _, ops in sorted(phases.items()) for op in ops]
-    buffer: dict[Value, Value] = {}
-    sizes: dict[Value, int] = {}
-    for op in order:
-        for value in op.outputs:
-            sizes[value] = _num_bytes(value, rows, sizes)
-            source = op.inputs[0] if op.type in _VIEWS and op in towers else value
-            buffer[value] = buffer.get(source, source)
-    last: dict[Value, int] = {}
-    for i, op in enumerate(order):
-        for value in (*op.inputs, *op.outputs):
-            last[buffer.get(value, value)] = i
-    ends: dict[int, list[Value]] = defaultdict(list)
-    for value, i in last.items():
-        if value.op in towers:
-            ends[i].append(value)
-    final = max(phases)
-    # Parts of sums that are read at the end wait for the update: the gradients.
-    read = {buffer.get(value, value) for op in phases[final] for value in op.inputs}
-    gradients = {value for value in read if value.op in towers and value.fact == PART}
-    given = {v for op in towers for v in op.inputs if v.op.type == "Placeholder"}
-    shard = sum(_num_bytes(value, rows, {}) for value in given if value.fact == rows_at(0))
-    stages, size, position = [], 0, 0
-    for phase, ops in sorted(phases.items()):
-        before = most = size
-        for i, op in enumerate(ops, position):
-            ended = [value for value in ends[i] if value not in gradients]
-            made = 0
-            if op in towers:
-                own = [value for value in op.outputs if buffer[value] is value]
-                made = sum(sizes[v] for v in own if v not in gradients)
-            size += made
-            reused = op.type in _IN_PLACE and any(
-                value in [buffer.get(v, v) for v in op.inputs] and sizes[value] == made
-                for value in ended
-            )
-            most = max(most, size - (made if reused else 0))
-            size -= sum(sizes[value] for value in ended)
-        position += len(ops)
-        if phase % 2 == 0:
-            stages.append(Stage(most, max(before, size)))
-    return TowerMemory(rows, sum(sizes[v] for v in gradients), shard, stages)
-
-
-def _num_bytes(value: Value, rows: int, sizes: Mapping[Value, int]) -> int:
-    """Returns the bytes of a value of a tower with so many rows; sizes: of the values before it."""
-    if value.dtype in (tf.resource, tf.variant, tf.string):
-        return 0
-    shape = value.shape.as_list() if value.shape.rank is not None else [None, None]
-    if shape.count(None) > 1:  # such as a sum over axes that follow from shapes
-        return max((sizes.get(given, 0) for given in value.op.inputs), default=0)
-    each = rows * (value.rows_each or 1)
-    return int(value.dtype.size * math.prod(each if n is None else n for n in shape))
 
 
 def device_memory(
