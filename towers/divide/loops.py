@@ -4,8 +4,8 @@ A loop runs in every tower if no operation in it needs the rows of other towers.
 loop too, and is judged in the same way. Any other loop runs once.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -104,31 +104,39 @@ def _external(ops: Sequence[Op], own: Iterable[Value], ends: Sequence[Any]) -> l
     return list(dict.fromkeys(found))
 
 
+class _Known(NamedTuple):
+    """Holds what is known of a loop variable in all rounds; elements: of a list."""
+
+    fact: Fact
+    shapes: Any  # at the probes
+    elements: Elements
+
+
 def _loop(analysis: Any, op: Op) -> Each | None:
     bodies, conditions = called_graphs(op.source, "body"), called_graphs(op.source, "cond")
     if not bodies or not conditions:
         return None
     body, condition = bodies[0], conditions[0]
-    carried = [i for i, (a, b) in enumerate(zip(body.inputs, body.outputs)) if a is not b]
-    facts = {i: op.inputs[i].fact for i in carried}
-    for i in carried:
-        if facts[i] == SIZE:
-            facts[i] = ONCE
-    shapes: dict[int, Any] = {i: analysis.probes.shapes(op.inputs[i]) for i in carried}
-    elements = {i: op.inputs[i].elements for i in carried}
+    known = {}
+    for i, (start, end) in enumerate(zip(body.inputs, body.outputs)):
+        if start is not end:
+            value = op.inputs[i]
+            fact = ONCE if value.fact == SIZE else value.fact
+            known[i] = _Known(fact, analysis.probes.shapes(value), value.elements)
     try:
         for _ in range(_MOST_ROUNDS):
             given = list(op.inputs)
-            for i in carried:
+            for i, variable in known.items():
                 given[i] = _argument(body.inputs[i], op.source)
-                given[i].fact, given[i].elements = facts[i], elements[i]
-                given[i].op.each = Each([], [facts[i]])
-                analysis.probes.feed(given[i], shapes[i])
+                given[i].fact, given[i].elements = variable.fact, variable.elements
+                given[i].op.each = Each([], [variable.fact])
+                analysis.probes.feed(given[i], variable.shapes)
             ops, outputs = _inner(analysis, body, given)
-            before = dict(facts), dict(elements), {i: str(shapes[i]) for i in carried}
-            for i in carried:
-                _meet(analysis, i, given[i], outputs[i], facts, shapes, elements)
-            if before == (facts, elements, {i: str(shapes[i]) for i in carried}):
+            before = str(list(known.values()))
+            for i, variable in known.items():
+                meet = _met_lists if given[i].dtype == tf.variant else _met
+                known[i] = meet(analysis, variable, given[i], outputs[i])
+            if before == str(list(known.values())):
                 break
         else:
             return None
@@ -139,74 +147,70 @@ def _loop(analysis: Any, op: Op) -> Each | None:
         return None
     if test.fact not in (ONCE, SIZE):
         return None
-    return _emitted_loop(op, carried, given, (ops, [outputs[i] for i in carried]), (tests, test),
-                         facts, shapes, elements, body)  # fmt: skip
+    ends = [outputs[i] for i in known]
+    return _emitted_loop(op, known, given, (ops, ends), (tests, test), body)
 
 
-def _meet(
-    analysis: Any,
-    i: int,
-    given: Value,
-    output: Value,
-    facts: dict[int, Fact],
-    shapes: dict[int, Any],
-    elements: dict[int, Elements],
-) -> None:
+def _met(analysis: Any, known: _Known, given: Value, output: Value) -> _Known:
     """Joins what is known of a loop variable before a round with what is known after it."""
-    is_list = given.dtype == tf.variant
-    whole = [] if is_list else [v for v in (given, output) if v.fact in (ONCE, SIZE)]
-    fact = joined(facts[i], output.fact, analysis.probes, *whole)
-    if not is_list and fact == SIZE:
-        fact = ONCE
+    whole = [value for value in (given, output) if value.fact in (ONCE, SIZE)]
+    fact = joined(known.fact, output.fact, analysis.probes, *whole)
     if fact is None:
         raise _NotInTowers
-    facts[i] = fact
-    after = analysis.probes.shapes(output)
-    if not is_list and str(after) != str(shapes[i]):
-        shapes[i] = None if shapes[i] is None else [tf.TensorShape(None)] * len(after)
-    if is_list:
-        known, new = elements[i], output.elements
-        both_known = known.shapes is not None and new.shapes is not None
-        if both_known and str(known.shapes) != str(new.shapes):
-            new = new._replace(shapes=None)
-        # A list that begins and ends as empty has no elements that could be known.
-        elements[i] = known if new == Elements() and fact == EMPTY else new
-        if fact == SAME:
-            elements[i] = new if known.source in (None, new.source) else Elements()
-            if elements[i].source is None:
-                raise _NotInTowers
-        elif known.source is not None and new.source is not None:
-            values = [analysis.probes.values(v) for v in (known.source, new.source)]
-            same = str(values[0]) == str(values[1])
-            elements[i] = elements[i]._replace(source=known.source if same else None)
-            if same:
-                elements[i] = elements[i]._replace(shapes=known.shapes)
-        if fact == SIZES and elements[i].source is None:
-            facts[i] = ONCE
+    if fact == SIZE:
+        fact = ONCE
+    shapes, after = known.shapes, analysis.probes.shapes(output)
+    if shapes is not None and str(after) != str(shapes):
+        shapes = [tf.TensorShape(None)] * len(after)
+    return _Known(fact, shapes, known.elements)
+
+
+def _met_lists(analysis: Any, known: _Known, given: Value, output: Value) -> _Known:
+    """Joins what is known of a list before a round with what is known after it."""
+    fact = joined(known.fact, output.fact, analysis.probes)
+    before, after = known.elements, output.elements
+    if None not in (before.shapes, after.shapes) and str(before.shapes) != str(after.shapes):
+        after = after._replace(shapes=None)
+    # A list that begins and ends as empty has no elements that could be known.
+    elements = before if after == Elements() and fact == EMPTY else after
+    if fact == SAME and before.source not in (None, after.source):
+        raise _NotInTowers
+    if fact is None or fact == SAME and after.source is None:
+        raise _NotInTowers
+    if fact != SAME and before.source is not None and after.source is not None:
+        sizes = [str(analysis.probes.values(value)) for value in (before.source, after.source)]
+        if sizes[0] == sizes[1]:
+            elements = elements._replace(source=before.source, shapes=before.shapes)
+        else:
+            elements = elements._replace(source=None)
+    if fact == SIZES and elements.source is None:
+        fact = ONCE
+    return _Known(fact, known.shapes, elements)
 
 
 def _emitted_loop(
     op: Op,
-    carried: list[int],
+    known: Mapping[int, _Known],
     given: list[Value],
     body: tuple[list[Op], list[Value]],
     test: tuple[list[Op], Value],
-    facts: dict[int, Fact],
-    shapes: dict[int, Any],
-    elements: dict[int, Elements],
     graph: Any,
 ) -> Each:
-    """Answers that each tower runs the loop, with the same operations on its own values."""
-    arguments = [given[i] for i in carried]
+    """Answers that each tower runs the loop, with the same operations on its own values.
+
+    known: the variables that change. given: all. body, test: operations, and what they result in.
+    """
+    arguments = [given[i] for i in known]
     results = [
-        (value, need_for(facts[i], value)) for i, value in zip(carried, body[1], strict=True)
+        (value, need_for(variable.fact, value))
+        for value, variable in zip(body[1], known.values(), strict=True)
     ]
     outside = _external([*body[0], *test[0]], arguments, [*results, (test[1], WHOLE)])
-    starts = [(op.inputs[i], need_for(facts[i], op.inputs[i])) for i in carried]
-    invariants = [graph.inputs[i].shape for i in carried]
+    starts = [(op.inputs[i], need_for(known[i].fact, op.inputs[i])) for i in known]
+    invariants = [graph.inputs[i].shape for i in known]
 
     def emit(context: Any, _: Op, values: list[Any]) -> list[Any]:
-        found = dict(zip(outside, values[len(carried) :], strict=True))
+        found = dict(zip(outside, values[len(known) :], strict=True))
 
         def inner(variables: Sequence[Any], ops: Sequence[Op]) -> Context:
             within = Context(context.place, lambda v, need: found[v, need])
@@ -221,15 +225,13 @@ def _emitted_loop(
             within = inner(variables, body[0])
             return [within.read(value, need) for value, need in results]
 
-        last = tf.while_loop(goes_on, turn, values[: len(carried)], shape_invariants=invariants)
-        ends = dict(zip(carried, last, strict=True))
+        last = tf.while_loop(goes_on, turn, values[: len(known)], shape_invariants=invariants)
+        ends = dict(zip(known, last, strict=True))
         return [ends.get(i) for i in range(len(op.outputs))]
 
-    known = [shapes.get(i) for i in range(len(op.outputs))]
-    return Each(
-        [*starts, *outside], [facts.get(i, given[i].fact) for i in range(len(op.outputs))], emit,
-        known, [elements.get(i) or Elements() for i in range(len(op.outputs))],
-    )  # fmt: skip
+    rest = [_Known(value.fact, None, Elements()) for value in given]  # what the loop passes on
+    facts, shapes, elements = zip(*[known.get(i, rest[i]) for i in range(len(op.outputs))])
+    return Each([*starts, *outside], list(facts), emit, list(shapes), list(elements))
 
 
 def _condition(analysis: Any, op: Op) -> Each | None:
