@@ -77,16 +77,18 @@ class RunsOnce:
         groups: dict[tuple[str, str], list[Op]] = {}
         for op in self._causes:
             groups.setdefault((self._line_of(op), op.type), []).append(op)
-        found = []
-        for (line, kind), ops in groups.items():
-            first = self._causes[ops[0]]
-            cause = "" if first in ops else f"{first.type} of {self._line_of(first)}"
-            read = {value for op in ops for value in self._read[op]}
-            num_bytes = round(_at(batch_size, _sum(self._bytes[value] for value in read)))
-            moved = _sum(self._bytes[value] for op in ops for value in _moved(op))
-            share = _at(batch_size, moved) / max(_at(batch_size, self._total), 1)
-            found.append(RanOnce(line, kind, len(ops), cause, num_bytes, share))
+        found = [self._row(*key, ops, batch_size) for key, ops in groups.items()]
         return sorted(found, key=lambda row: row.share, reverse=True)
+
+    def _row(self, line: str, kind: str, ops: Sequence[Op], batch_size: int) -> RanOnce:
+        """Returns the row of the operations with one type in one line."""
+        first = self._causes[ops[0]]
+        cause = "" if first in ops else f"{first.type} of {self._line_of(first)}"
+        read = {value for op in ops for value in self._read[op]}
+        num_bytes = round(_at(batch_size, _sum(self._bytes[value] for value in read)))
+        moved = _sum(self._bytes[value] for op in ops for value in _moved(op))
+        share = _at(batch_size, moved) / max(_at(batch_size, self._total), 1)
+        return RanOnce(line, kind, len(ops), cause, num_bytes, share)
 
     def _line_of(self, op: Op) -> str:
         """Returns the user's line. If Keras called the layer, returns the layer's name scope."""

@@ -7,7 +7,7 @@ parallel.fit            Keras' loop, callbacks and data adapters
 
 import functools
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -145,6 +145,17 @@ def _check_model(model: keras.Model) -> None:
         checks.check_model(model)
 
 
+def _build_of(given: keras.Model, parallel: "ParallelModel") -> Callable[..., None]:
+    """Returns the `build` of a parallel model, which builds the plain one."""
+
+    @functools.wraps(given.build)
+    def build(*args: Any, **kwargs: Any) -> None:
+        given.build(*args, **kwargs)
+        take_over(parallel)
+
+    return build
+
+
 def parallel_on(
     model: keras.Model, devices: list[str], num_towers: int, placement: Placement, *,
     own_rows: bool = False, full_batch: FullBatch | None = None,
@@ -174,13 +185,7 @@ def parallel_on(
     # setattr would make Keras track the content of `towers` as parts of the model.
     parallel.__dict__.update({**vars(model), STATE: towers})
     if not model.built:
-
-        @functools.wraps(given.build)
-        def build(*args: Any, **kwargs: Any) -> None:
-            given.build(*args, **kwargs)
-            take_over(parallel)
-
-        parallel.__dict__["build"] = build
+        parallel.__dict__["build"] = _build_of(given, parallel)
     device = parameter_device_of(parallel)
     if not is_mirrored and is_gpu(device):
         warn_user(

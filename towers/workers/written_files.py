@@ -29,13 +29,7 @@ def check_writers(workers: Workers, callbacks: Any) -> None:
     """
     if workers.num_workers == 1:
         return
-    found = []
-    given = getattr(callbacks, "callbacks", callbacks)  # those of a CallbackList
-    for callback in keras.tree.flatten(given or []):
-        for name, (attribute, remedy) in _WRITERS.items():
-            if isinstance(callback, getattr(keras.callbacks, name)):
-                path = os.path.abspath(str(getattr(callback, attribute)))
-                found.append([f"{name}({attribute}={path!r})", path, remedy])
+    found = _written(callbacks)
     writers: dict[str, int] = {}  # path -> the first worker that would write it
     for worker, data in enumerate(workers.all_gather(json.dumps(found).encode())):
         for what, path, remedy in json.loads(data):
@@ -46,3 +40,15 @@ def check_writers(workers: Workers, callbacks: Any) -> None:
                     f"callbacks: {what} would write the same files in workers {first} and "
                     f"{worker}. {remedy}"
                 )
+
+
+def _written(callbacks: Any) -> list[list[str]]:
+    """Returns [callback, path, remedy] for each file or directory that callbacks write."""
+    found = []
+    given = getattr(callbacks, "callbacks", callbacks)  # those of a CallbackList
+    for callback in keras.tree.flatten(given or []):
+        for name, (attribute, remedy) in _WRITERS.items():
+            if isinstance(callback, getattr(keras.callbacks, name)):
+                path = os.path.abspath(str(getattr(callback, attribute)))
+                found.append([f"{name}({attribute}={path!r})", path, remedy])
+    return found
