@@ -3,7 +3,8 @@
 import importlib
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -53,7 +54,21 @@ def unknown_name(name: object, argument: str, names: Sequence[str]) -> ValueErro
     )
 
 
+@contextmanager
+def reading(path: object, remedy: str, kind: str = "") -> Iterator[None]:
+    """Turns an error in the context into a ValueError: `path` cannot be read, why, the remedy.
+
+    kind: the end of "cannot be read", such as " as an IDX file".
+    """
+    try:
+        yield
+    except Exception as error:  # libraries raise many types of errors for a damaged file
+        why = getattr(error, "strerror", None) or one_line(error)
+        raise ValueError(f"{path} cannot be read{kind}: {why}. {remedy}") from None
+
+
 def one_line(error: BaseException) -> str:
     """Returns an exception's type, message and line in user code, without a final full stop."""
-    text, line = f"{type(error).__name__}: {' '.join(str(error).split())}", line_of_error(error)
-    return text.rstrip(".: ") + (f" ({line})" if line else "")
+    text = f"{type(error).__name__}: {' '.join(str(error).split())}".rstrip(".: ")
+    line = line_of_error(error)
+    return f"{text} ({line})" if line else text

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.app.datasets.dataset import Found, check_arrays, check_finite
-from towers.app.datasets.pixels import divided, divided_parts
+from towers.app.datasets.pixels import divided, divided_parts, named_parts
 from towers.app.reading.examples import real_array
 from towers.step.structures import as_tensor, is_scipy
 
@@ -26,7 +26,8 @@ def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool)
     """
     if not custom_loss:
         x, y = real_array(given[0], f"{where}: x"), real_array(given[1], f"{where}: y")
-        y = y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y
+        if y.shape[1:] == (1,):
+            y = y[:, 0]
         spec = _specs(x)
         with np.errstate(over="ignore"):  # the infinity is found by check_arrays
             x = divided(x, divided_parts(spec)).astype(np.float32, copy=False)
@@ -36,13 +37,12 @@ def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool)
     parts = keras.utils.unpack_x_y_sample_weight(_tuple_of(given))
     if parts[1] is None and parts[2] is not None:
         raise ValueError(f"{where}: sample weights need y: give (x, y, sample_weight).")
-    named = zip(("x", "y", "sample_weight"), parts, strict=True)
-    arrays = {what: _arrays(v, what, where) for what, v in named if v is not None}
-    lengths = {
-        what + "".join(f"[{key!r}]" for key in path): int(array.shape[0])
-        for what, part in arrays.items()
-        for path, array in keras.tree.flatten_with_path(part)
-    }
+    arrays: dict[str, Any] = {}
+    lengths: dict[str, int] = {}
+    for what, part in zip(("x", "y", "sample_weight"), parts, strict=True):
+        if part is not None:
+            arrays[what] = _arrays(part, what, where)
+            lengths |= {name: int(a.shape[0]) for name, a in named_parts(what, arrays[what])}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{what} {length:,}" for what, length in lengths.items())
         raise ValueError(f"{where}: its parts differ in length: {listed} examples.")
@@ -62,10 +62,11 @@ def _specs(x: Any) -> Any:
 
 def _tuple_of(values: Any) -> Any:
     """Turns a list of arrays into a tuple, as `fit` does: tf.data converts a list to one array."""
-    are_several = isinstance(values, list) and any(
+    if isinstance(values, list) and any(
         isinstance(v, dict | tuple) or getattr(v, "ndim", 0) > 0 for v in values
-    )
-    return tuple(values) if are_several else values
+    ):
+        return tuple(values)
+    return values
 
 
 def _arrays(values: Any, what: str, where: str) -> Any:

@@ -25,21 +25,11 @@ _PADDING = 4  # K. He et al., "Deep residual learning", 2015, section 4.2, for C
 _AREA, _ASPECT = (0.08, 1.0), (3 / 4, 4 / 3)
 
 # These TensorFlow operations draw from a hidden state, which the example's seed does not set.
-_STATEFUL = {
-    "RandomUniform",
-    "RandomUniformInt",
-    "RandomStandardNormal",
-    "TruncatedNormal",
-    "ParameterizedTruncatedNormal",
-    "RandomGamma",
-    "RandomPoissonV2",
-    "RandomShuffle",
-    "Multinomial",
-    "StatefulUniform",
-    "StatefulStandardNormalV2",
-    "PyFunc",
-    "EagerPyFunc",
-}
+_STATEFUL = set(
+    "RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal RandomGamma "
+    "ParameterizedTruncatedNormal RandomPoissonV2 RandomShuffle Multinomial StatefulUniform "
+    "StatefulStandardNormalV2 PyFunc EagerPyFunc".split()
+)
 
 
 def load(name: str, x: Any) -> Change:
@@ -109,17 +99,16 @@ def _traced(name: str, function: Change, spec: Any) -> Change:
         concrete = traced.get_concrete_function(spec, tf.TensorSpec([2], tf.int32))
     except Exception as error:  # the user's function may raise anything while it is traced
         raise ValueError(f"augment ({name!r}) fails: {named.one_line(error)[:500]}.") from error
-    before, after = (
-        keras.tree.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape)}", specs)
-        for specs in (spec, concrete.structured_outputs)
-    )
+    before, after = _described(spec), _described(concrete.structured_outputs)
     if before != after:
         raise ValueError(
             f"augment ({name!r}) makes {after} of {before}; keep structure, shape and dtype."
         )
     graph = concrete.graph.as_graph_def()
-    bodies = [graph.node, *(body.node_def for body in graph.library.function)]
-    if found := sorted({node.op for body in bodies for node in body} & _STATEFUL):
+    used = {node.op for node in graph.node}
+    for body in graph.library.function:
+        used.update(node.op for node in body.node_def)
+    if found := sorted(used & _STATEFUL):
         raise ValueError(
             f"augment ({name!r}) uses {', '.join(found)}, which does not draw from the example's "
             "seed; use tf.random.stateless_* with it."
@@ -127,18 +116,23 @@ def _traced(name: str, function: Change, spec: Any) -> Change:
     return traced
 
 
+def _described(specs: Any) -> Any:
+    return keras.tree.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape)}", specs)
+
+
 def _import(name: str, spec: Any) -> Change:
     function = named.import_function(name, "augment")
     parameters = len(inspect.signature(function).parameters)
     if parameters == 2:
         return function
-    made = function() if parameters == 0 else None
-    if not isinstance(made, keras.layers.Layer):
-        raise ValueError(
-            f"augment ({name!r}) must be a function (x, seed) -> x, or one without arguments that "
-            "returns a Keras layer."
-        )
-    return _of_layer(made, spec)
+    if parameters == 0:
+        made = function()
+        if isinstance(made, keras.layers.Layer):
+            return _of_layer(made, spec)
+    raise ValueError(
+        f"augment ({name!r}) must be a function (x, seed) -> x, or one without arguments that "
+        "returns a Keras layer."
+    )
 
 
 def _of_layer(layer: keras.layers.Layer, spec: Any) -> Change:
@@ -154,7 +148,8 @@ def _of_layer(layer: keras.layers.Layer, spec: Any) -> Change:
             f"augment: {layer.name} has weights to train, which nothing would train; leave it out."
         )
     weights = layer.weights
-    states = [v for v in layer.variables if all(v is not weight for weight in weights)]
+    known = set(map(id, weights))
+    states = [variable for variable in layer.variables if id(variable) not in known]
 
     def drawn(x: Any, seed: tf.Tensor) -> Any:
         keys = tf.random.split(seed, max(1, len(states)))

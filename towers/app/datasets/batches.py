@@ -53,7 +53,9 @@ class Examples(NamedTuple):
 
             def augmented(index: tf.Tensor, x: Any) -> Any:
                 changed = partial(augment, x, example_seed(key, index))
-                return changed() if rows is None else tf.cond(index < 0, lambda: x, changed)
+                if rows is None:
+                    return changed()
+                return tf.cond(index < 0, lambda: x, changed)  # another worker needs it
 
             epoch = epoch._replace(change=augmented)
         batches = self.source.batches(epoch)
@@ -72,9 +74,8 @@ def load_examples(
 
     augment: the name of the change of training examples, as in `TrainConfig`.
     """
-    examples = Examples(source_of(split).opened(config))
-    if any(restored):
-        examples = examples._replace(changes=[with_bytes(restored)])
+    changes = [with_bytes(restored)] if any(restored) else []
+    examples = Examples(source_of(split).opened(config), changes=changes)
     if augment is None:
         return examples
     return examples._replace(augment=augment_lib.load(augment, examples.specs[0]))

@@ -25,15 +25,13 @@ MOUNTED = Path("/sys/fs/cgroup")
 def usable_memory() -> int:
     """Returns the bytes of memory of the machine, or a lower limit of the container."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    groups = GROUPS.read_text(encoding="utf-8") if GROUPS.exists() else ""  # on Linux: cgroups(7)
-    for line in groups.splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "":  # version 2
-            file = MOUNTED / path.lstrip("/") / "memory.max"
-        else:
-            file = MOUNTED / controllers / path.lstrip("/") / "memory.limit_in_bytes"
-        with suppress(OSError, ValueError):  # there is no such file, or it holds "max"
-            limits.append(int(file.read_text(encoding="ascii")))
+    with suppress(OSError):  # only Linux has cgroups(7)
+        for line in GROUPS.read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            folder = MOUNTED / controllers / path.lstrip("/")
+            for name in ("memory.max", "memory.limit_in_bytes"):  # of version 2 and version 1
+                with suppress(OSError, ValueError):  # there is no such file, or it holds "max"
+                    limits.append(int((folder / name).read_text(encoding="ascii")))
     return min(limits)
 
 
@@ -81,7 +79,9 @@ class Dataset:
     @property
     def divided_for_model(self) -> list[bool]:
         """Returns for each part of x whether the model gets pixels divided by 255; [] if none."""
-        return [] if any(self.restored) else list(self.divided)
+        if any(self.restored):
+            return []
+        return list(self.divided)
 
 
 def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int | None, where: str) -> None:
@@ -108,9 +108,9 @@ def check_arrays(x: np.ndarray, y: np.ndarray, num_classes: int | None, where: s
     wrong = (y < 0) | (y >= (num_classes or _MOST_CLASSES))
     if wrong.any():
         index = int(wrong.argmax())
-        wanted = f"labels must lie in 0 to {num_classes and num_classes - 1}"
-        if num_classes is None:
-            wanted = "number the classes 0, 1, 2 and so on, and leave out examples without a class"
+        wanted = "number the classes 0, 1, 2 and so on, and leave out examples without a class"
+        if num_classes is not None:
+            wanted = f"labels must lie in 0 to {num_classes - 1}"
         raise ValueError(f"{where}: label {y[index]} of example {index} is out of range; {wanted}.")
     check_finite(x, where)
 

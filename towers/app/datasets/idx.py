@@ -7,7 +7,6 @@ import gzip
 import math
 import os
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import chain, islice
@@ -19,7 +18,7 @@ import numpy as np
 from towers.app.datasets.dataset import Dataset, usable_memory
 from towers.app.datasets.image_folder import SUFFIXES
 from towers.app.datasets.user import from_splits
-from towers.app.named import one_line
+from towers.app.named import reading
 from towers.machine import files
 
 FILE_NAMES = tuple(
@@ -79,16 +78,19 @@ def _find(name: str, directory: Path, file_name: str) -> Path:
 
 def _other_data(path: Path) -> tuple[str, str] | None:
     """Returns what a path without IDX files seems to hold, and the data set that reads it."""
-    if path.is_file():
-        return ("arrays", "npz") if path.suffix == ".npz" else None
+    if path.suffix == ".npz":
+        return "arrays", "npz"
     found = chain(*(path.glob(pattern) for pattern in ("*", "*/*", "*/*/*")))
     names = [each.name.lower() for each in islice(found, _LOOKED_AT)]
-    if any("-ubyte" in name for name in names):
+    listed = "\n".join(names)
+    if "-ubyte" in listed:
         return None
     for kind in ("tfrecord", "array_record"):
-        if any(f".{kind}" in name for name in names):
+        if f".{kind}" in listed:
             return "records", kind
-    return ("images", "image_folder") if any(name.endswith(SUFFIXES) for name in names) else None
+    if any(name.endswith(SUFFIXES) for name in names):
+        return "images", "image_folder"
+    return None
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
@@ -97,28 +99,23 @@ def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
     Its header cannot make it allocate more memory than the file may hold.
     Format: Y. LeCun, C. Cortes, C. J. C. Burges, "The MNIST database", section "File formats".
     """
-    try:
-        with files.open_to_read(path, follow=True) as file:
-            stream: Any = file
-            limit = os.path.getsize(path)
-            if stream.peek(2)[:2] == b"\x1f\x8b":
-                stream = gzip.GzipFile(fileobj=file)
-                limit = min(MAX_GZIP_BYTES, files.most_expanded(limit))
-            zeros, kind, rank = struct.unpack(">HBB", stream.read(4))
-            if zeros != 0 or kind != 8 or not 1 <= rank <= 4:  # 8: unsigned bytes
-                raise ValueError("it begins neither with 00 00 08 01 (labels) nor with 00 00 08 03")
-            shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
-            size = math.prod(shape)
-            limit = min(limit, usable_memory())  # a sparse file may be larger than the memory
-            if not 0 < size <= limit:
-                raise ValueError(f"its header promises {size:,} bytes; 1 to {limit:,} may be here")
-            # One byte more finds a stream that is too long, and checks the sum of a gzipped one.
-            values = stream.read(size + 1)
-            if len(values) != size:
-                raise ValueError(f"its header promises {size:,} bytes; fewer or more follow")
-            return np.frombuffer(values, np.uint8).reshape(shape)
-    except (EOFError, OSError, ValueError, struct.error, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise ValueError(
-            f"{path} cannot be read as an IDX file of unsigned bytes: {reason}. Fetch it again."
-        ) from None
+    kind = " as an IDX file of unsigned bytes"
+    with reading(path, "Fetch it again.", kind), files.open_to_read(path, follow=True) as file:
+        stream: Any = file
+        limit = os.path.getsize(path)
+        if stream.peek(2)[:2] == b"\x1f\x8b":
+            stream = gzip.GzipFile(fileobj=file)
+            limit = min(MAX_GZIP_BYTES, files.most_expanded(limit))
+        zeros, dtype, rank = struct.unpack(">HBB", stream.read(4))
+        if zeros != 0 or dtype != 8 or not 1 <= rank <= 4:  # 8: unsigned bytes
+            raise ValueError("it begins neither with 00 00 08 01 (labels) nor with 00 00 08 03")
+        shape = struct.unpack(f">{rank}I", stream.read(4 * rank))
+        size = math.prod(shape)
+        limit = min(limit, usable_memory())  # a sparse file may be larger than the memory
+        if not 0 < size <= limit:
+            raise ValueError(f"its header promises {size:,} bytes; 1 to {limit:,} may be here")
+        # One byte more finds a stream that is too long, and checks the sum of a gzipped one.
+        values = stream.read(size + 1)
+        if len(values) != size:
+            raise ValueError(f"its header promises {size:,} bytes; fewer or more follow")
+        return np.frombuffer(values, np.uint8).reshape(shape)

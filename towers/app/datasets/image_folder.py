@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from statistics import mode
 from typing import Any, NoReturn
 
 import numpy as np
@@ -124,11 +125,12 @@ def _decoded(path: Path, channels: int) -> Any:
         kind, is_upright = image.format, _orientation(image) == 1
         # TensorFlow does not turn images upright, and cannot convert these kinds to gray.
         is_refused = channels == 1 and (kind == "GIF" or image.mode == "CMYK")
-        if kind in ("JPEG", "MPO", "PNG", "GIF") and is_upright and not is_refused:
-            # PNG may have 16 bits; 8 bits are multiplied by 257, so that the division is exact.
-            dtype = tf.uint16 if kind == "PNG" else tf.uint8
-            pixels = tf.io.decode_image(contents, channels, dtype, expand_animations=False)
-            return tf.cast(pixels, tf.float32) / 257 if kind == "PNG" else pixels
+        if is_upright and not is_refused:
+            if kind == "PNG":  # may have 16 bits; 8 bits are multiplied by 257: exact when divided
+                pixels = tf.io.decode_png(contents, channels, tf.uint16)
+                return tf.cast(pixels, tf.float32) / 257
+            if kind in ("JPEG", "MPO", "GIF"):
+                return tf.io.decode_image(contents, channels, expand_animations=False)
         image.load()
         upright = image if is_upright else ImageOps.exif_transpose(image)
     if upright.mode in _SIXTEEN_BITS:
@@ -157,29 +159,17 @@ def _opened(file: Any) -> Image.Image:
 
 
 def _undecodable(path: Path, error: Exception) -> ValueError:
-    unknown = isinstance(error, UnidentifiedImageError)
-    why = "it is no image that TensorFlow or Pillow knows" if unknown else cause(error)
-    why = str(error.strerror) if isinstance(error, RefusedError) else why
+    why = cause(error)
+    if isinstance(error, UnidentifiedImageError):
+        why = "it is no image that TensorFlow or Pillow knows"
+    elif isinstance(error, RefusedError):
+        why = str(error.strerror)
     name = printable(path)
     return ValueError(f"{name} cannot be decoded: {why}. Convert it to PNG, or remove it.")
 
 
-SUFFIXES = (
-    ".jpg",
-    ".jpeg",
-    ".jpe",
-    ".jfif",
-    ".png",
-    ".gif",
-    ".bmp",
-    ".webp",
-    ".tif",
-    ".tiff",
-    ".avif",
-    ".jp2",
-    ".ppm",
-    ".pgm",
-    ".pbm",
+SUFFIXES = tuple(
+    ".jpg .jpeg .jpe .jfif .png .gif .bmp .webp .tif .tiff .avif .jp2 .ppm .pgm .pbm".split()
 )
 # The first of TESTS that exists is used: a test folder beside val often has no labels.
 TRAIN, TESTS = "train", ("val", "valid", "validation", "test")
@@ -270,11 +260,12 @@ def _common_shape(
     if asked is not None and asked[2] is not None:
         return (*asked[:2], asked[2]), []
     shapes = {n: image_shape(directory / n) for n in names[:: -(-len(names) // LOOKED_AT)]}
-    ((size, _),) = Counter(shape[:2] for shape in shapes.values()).most_common(1)
-    ((channels, _),) = Counter(shape[2] for shape in shapes.values()).most_common(1)
-    shape = (*(size if asked is None else asked[:2]), channels)
+    channels = mode(shape[2] for shape in shapes.values())
+    if asked is not None:
+        return (*asked[:2], channels), []
+    shape = (*mode(shape[:2] for shape in shapes.values()), channels)
     others = [name for name, found in shapes.items() if found != shape]
-    if asked is not None or not others:
+    if not others:
         return shape, []
     return shape, [
         f"{len(others):,} of {len(shapes):,} training images do not have the most frequent size and "

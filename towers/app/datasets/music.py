@@ -2,13 +2,12 @@
 
 import io
 import os
-import zlib
 from pathlib import Path
 
 import numpy as np
 
 from towers.app.datasets.dataset import Arrays, Dataset
-from towers.app.named import one_line
+from towers.app.named import reading
 from towers.machine import files
 
 NUM_CLASSES, NUM_STEPS = 128, 49
@@ -31,7 +30,7 @@ def load(data_dir: str | os.PathLike | None = None) -> Dataset:
 
 
 def _read(path: Path) -> Arrays:
-    try:
+    with reading(path, "Copy it again."):
         text = io.StringIO(files.read_gzip(path).decode())
         notes = np.loadtxt(text, delimiter=",", dtype=np.int32, ndmin=2)
         if notes.shape[0] == 0 or notes.shape[1] != NUM_STEPS + 1:
@@ -39,7 +38,5 @@ def _read(path: Path) -> Arrays:
         if len(wrong := np.argwhere((notes < 0) | (notes >= NUM_CLASSES))):
             row, note = wrong[0]
             raise ValueError(f"note {note} of row {row} is {notes[row, note]}, not in 0 to 127")
-    except (EOFError, OSError, ValueError, zlib.error) as error:
-        reason = getattr(error, "strerror", None) or one_line(error)
-        raise ValueError(f"{path} cannot be read: {reason}; copy it again.") from None
+
     return np.ascontiguousarray(notes[:, :-1]), np.ascontiguousarray(notes[:, -1])

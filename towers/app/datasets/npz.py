@@ -8,7 +8,7 @@ import numpy as np
 
 from towers.app.datasets.dataset import Dataset, usable_memory
 from towers.app.datasets.user import from_splits
-from towers.app.named import one_line
+from towers.app import named
 from towers.machine import files
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
@@ -26,21 +26,17 @@ def load(data_dir: str | None, custom_loss: bool = False) -> Dataset:
     """
     if data_dir is None:
         raise ValueError(f"dataset=npz needs data_dir=FILE.npz, from {_HOW_TO_SAVE}.")
-    try:
-        with files.open_to_read(data_dir, follow=True) as file:
-            if not zipfile.is_zipfile(file):  # NumPy takes any other file for a pickle
-                raise ValueError("it is not an .npz archive, or a part of one")
-            file.seek(0)
-            _check_size(file)
-            with np.load(file, allow_pickle=False) as archive:
-                x, y, x_test, y_test = (archive[key] for key in KEYS)
-    except Exception as error:  # zipfile and NumPy raise many types for a damaged archive
-        what = getattr(error, "strerror", None) or one_line(error)
-        if "allow_pickle" in what:
-            what = "Python objects are never loaded, for that can run code from the file"
-        raise ValueError(
-            f"{data_dir} cannot be read: {what}. Write it with {_HOW_TO_SAVE}, of numbers."
-        ) from None
+    remedy = (
+        f"Write it with {_HOW_TO_SAVE}, of numbers. Python objects are never loaded, because that "
+        "could run code from the file."
+    )
+    with named.reading(data_dir, remedy), files.open_to_read(data_dir, follow=True) as file:
+        if not zipfile.is_zipfile(file):  # NumPy takes any other file for a pickle
+            raise ValueError("it is not an .npz archive, or a part of one")
+        file.seek(0)
+        _check_size(file)
+        with np.load(file, allow_pickle=False) as archive:
+            x, y, x_test, y_test = (archive[key] for key in KEYS)
     where = f"{data_dir} (x_train, y_train)", f"{data_dir} (x_test, y_test)"
     return from_splits("npz", (x, y), (x_test, y_test), custom_loss=custom_loss, where=where)
 

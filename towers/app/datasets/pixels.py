@@ -37,15 +37,13 @@ def divided_parts(x: Any) -> list[bool]:
 
 def divided(x: Any, parts: Sequence[bool]) -> Any:
     """Divides by 255 the marked parts of x, an example or a batch of arrays or tensors."""
-    return _with_parts(
-        x,
-        parts,
-        lambda part: (
-            np.divide(part, np.float32(255), dtype=np.float32)
-            if isinstance(part, np.ndarray)
-            else tf.cast(part, tf.float32) / 255
-        ),
-    )
+
+    def change(part: Any) -> Any:
+        if isinstance(part, np.ndarray):
+            return np.divide(part, np.float32(255), dtype=np.float32)
+        return tf.cast(part, tf.float32) / 255
+
+    return _with_parts(x, parts, change)
 
 
 def with_bytes(parts: Sequence[bool]) -> Callable[..., Any]:
@@ -54,13 +52,18 @@ def with_bytes(parts: Sequence[bool]) -> Callable[..., Any]:
 
 
 def _with_parts(x: Any, parts: Sequence[bool], change: Callable[[Any], Any]) -> Any:
-    changed = [change(v) if part else v for v, part in zip(tf.nest.flatten(x), parts, strict=True)]
-    return tf.nest.pack_sequence_as(x, changed)
+    values = tf.nest.flatten(x)
+    for index, is_changed in enumerate(parts):
+        if is_changed:
+            values[index] = change(values[index])
+    return tf.nest.pack_sequence_as(x, values)
 
 
 def scale_for_model(dataset: Any, model: keras.Model) -> Any:
     """Returns a Dataset that suits a model: pixels are 0 ... 255 if the model scales them."""
-    scales = scaling_layer(model, dataset.divided) if any(dataset.divided) else None
+    if not any(dataset.divided):
+        return dataset
+    scales = scaling_layer(model, dataset.divided)
     if scales is None:
         return dataset
     kept = [note for note in dataset.notes if _DIVIDED not in note]
@@ -105,20 +108,28 @@ def notes(train: Any, test: Any = None) -> list[str]:
 
     train, test: the specs of one x of each split; test may be None.
     """
-    parts, test_parts = (
-        [
-            "x" + "".join(f"[{key!r}]" for key in path)
-            for path, spec in keras.tree.flatten_with_path(x)
-            if _are_pixels(spec)
-        ]
-        for x in (train, train if test is None else test)
-    )
+    parts = _pixel_paths(train)
+    test_parts = parts if test is None else _pixel_paths(test)
     for path in {*parts} ^ {*test_parts}:
+        only = "train" if path in parts else "test"
         raise ValueError(
-            f"{path}: uint8 images in {'train' if path in parts else 'test'} alone would be "
-            "divided by 255. Give one dtype in both train and test."
+            f"{path}: uint8 images in {only} alone would be divided by 255. Give one dtype in both "
+            "train and test."
         )
     return [f"{path}: {_DIVIDED}; give floats to have them as they are" for path in parts]
+
+
+def _pixel_paths(x: Any) -> list[str]:
+    """Returns the paths of the images in x, such as "x" or "x['image']"."""
+    return [name for name, spec in named_parts("x", x) if _are_pixels(spec)]
+
+
+def named_parts(name: str, structure: Any) -> list[tuple[str, Any]]:
+    """Returns the parts of a structure with their names, such as "x['image']" for name "x"."""
+    return [
+        (name + "".join(f"[{key!r}]" for key in path), part)
+        for path, part in keras.tree.flatten_with_path(structure)
+    ]
 
 
 def _are_pixels(spec: Any) -> bool:

@@ -62,17 +62,17 @@ def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
         for path in directory.glob(pattern)
         if path.is_file()
     )
-    train, *tests = (
-        [name for name in names if word in re.split(r"[^a-z]+", name.lower())]
-        for word in (TRAIN, *TESTS)
-    )
-    test = next(filter(None, tests), [])
-    if not (train and test):
-        missing = TRAIN if not train else " or ".join(TESTS)
-        raise ValueError(
-            f"data_dir ({directory}) holds {len(names)} *.{dataset}* files, and none for "
-            f"{missing}; give {forms}."
-        )
+
+    def named_for(word: str) -> list[str]:
+        return [name for name in names if word in re.split(r"[^a-z]+", name.lower())]
+
+    train, test = named_for(TRAIN), next(filter(None, map(named_for, TESTS)), [])
+    for found, words in ((train, TRAIN), (test, " or ".join(TESTS))):
+        if not found:
+            raise ValueError(
+                f"data_dir ({directory}) holds {len(names)} *.{dataset}* files, and none for "
+                f"{words}; give {forms}."
+            )
     return train, test
 
 
@@ -150,12 +150,11 @@ def count_records(path: str) -> tuple[int, str]:
                 count += 1
         if place == size:
             return count, ""
-        compressions = [kind for begin, kind in _COMPRESSED.items() if head.startswith(begin)]
-        if not compressions:
-            raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
-        (compression,) = compressions
-        records = tf.data.TFRecordDataset(path, compression)
-        return count_elements(records, f"counting the records of {path}"), compression
+        for begin, compression in _COMPRESSED.items():
+            if head.startswith(begin):
+                records = tf.data.TFRecordDataset(path, compression)
+                return count_elements(records, f"counting the records of {path}"), compression
+        raise ValueError(f"{path} ends within record {count - 1}; copy it again.")
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror or error}.") from None
     except tf.errors.OpError as error:

@@ -48,9 +48,10 @@ def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
 
     thread = threading.Thread(target=read, daemon=True, name="towers-reads")
     thread.start()
-    is_unknown = int(values.cardinality()) == tf.data.UNKNOWN_CARDINALITY
-    lines = Lines(what, "; if it has no end, end it with .take(N)" if is_unknown else "")
-    count = 0
+    advice, count = "", 0
+    if int(values.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
+        advice = "; if it has no end, end it with .take(N)"
+    lines = Lines(what, advice)
     try:
         while True:
             with suppress(queue.Empty):
@@ -153,11 +154,9 @@ class InMemory(DataSource):
         # The function captures the tensors: constants are limited to protobuf's 2 GB.
         def rows(index: tf.Tensor) -> Any:
             place = tf.maximum(index, ~index)
-            batch = tf.nest.map_structure(lambda part: gather_rows(part, place), self.parts)
-            return batch if epoch.change is None else (index, batch)
+            return index, tf.nest.map_structure(lambda part: gather_rows(part, place), self.parts)
 
-        batches = epoch.indices(self.num_examples, rows)
-        return prepare_ahead(batches) if epoch.change is None else of_batches(batches, epoch)
+        return of_batches(epoch.indices(self.num_examples, rows), epoch)
 
 
 def of_batches(batches: tf.data.Dataset, epoch: Epoch) -> tf.data.Dataset:
@@ -182,8 +181,9 @@ def of_examples(
 
 def with_x(example: Any, change: Callable[[Any], Any]) -> Any:
     """Changes x in an example or a batch, which is x or a tuple that begins with x."""
-    is_tuple = isinstance(example, tuple)
-    return (change(example[0]), *example[1:]) if is_tuple else change(example)
+    if isinstance(example, tuple):
+        return change(example[0]), *example[1:]
+    return change(example)
 
 
 def prepare_ahead(batches: tf.data.Dataset, num_threads: int = 1) -> tf.data.Dataset:

@@ -10,8 +10,8 @@ from towers.app.datasets.dataset import Arrays, Dataset
 def load(
     input_shape: tuple[int, ...],
     num_classes: int,
-    num_train: int | None = None,
-    num_test: int | None = None,
+    num_train: int = 8192,
+    num_test: int = 1024,
     seed: int = 0,
 ) -> Dataset:
     """Makes noise around one random prototype for each class, so that training lowers the loss.
@@ -19,11 +19,11 @@ def load(
     `x = (prototype[y] + noise) / 2`, both uniform in [0, 1): float32 [N, *input_shape]; y: int32
     [N]. Equal arguments give bit-identical examples; the test examples do not depend on num_train.
 
-    num_train: Default: 8,192, but at most 1 GiB. num_test: Default: 1,024, but at most 128 MiB.
+    num_train, num_test: fewer are made if they would take more than 1 GiB and 128 MiB.
     """
     num_bytes = 4 * max(1, math.prod(input_shape))
-    num_train = min(8192, max(1, 2**30 // num_bytes)) if num_train is None else num_train
-    num_test = min(1024, max(1, 2**27 // num_bytes)) if num_test is None else num_test
+    num_train = min(num_train, max(1, 2**30 // num_bytes))
+    num_test = min(num_test, max(1, 2**27 // num_bytes))
     if min(*input_shape, num_classes, num_train, num_test) < 1 or seed < 0:
         raise ValueError(
             f"dataset=synthetic: input_shape ({input_shape}), num_classes ({num_classes}), "

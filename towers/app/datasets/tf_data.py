@@ -101,14 +101,13 @@ class Streamed(DataSource):
 
     def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
         """Turns (index, record) into (index, (x, y)), pixels divided, on all cores, in order."""
-        parse = self.parse
+        parse = self.parse or (lambda record: record)
         parts = divided_parts(keras.utils.unpack_x_y_sample_weight(self.given_spec)[0])
-        if parse is None and not any(parts):
+        if self.parse is None and not any(parts):
             return records
 
         def example(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
-            given = record if parse is None else parse(record)
-            return index, with_x(given, lambda x: divided(x, parts))
+            return index, with_x(parse(record), lambda x: divided(x, parts))
 
         return records.map(example, count_cores(), deterministic=True)
 
@@ -151,7 +150,9 @@ def from_dataset(dataset: tf.data.Dataset) -> Streamed:
     """Makes the source of a tf.data.Dataset, cached if it surely fits into 1/4 of the memory."""
     where = "the tf.data.Dataset"
     (count, _), size = _count(dataset, where), _example_bytes(dataset)
-    return (Cached if size is not None and fits(count * size) else Streamed)(dataset, where, count)
+    if size is not None and fits(count * size):
+        return Cached(dataset, where, count)
+    return Streamed(dataset, where, count)
 
 
 def split_of(
@@ -202,14 +203,11 @@ def _count(dataset: tf.data.Dataset, where: str, with_classes: bool = False) -> 
 def _example_bytes(dataset: tf.data.Dataset) -> int | None:
     """Returns the bytes of one example; None if they are unknown, as for text or ragged tensors."""
     specs = tf.nest.flatten(dataset.element_spec)
-    if all(
-        isinstance(spec, tf.TensorSpec)
-        and spec.shape.is_fully_defined()
-        and spec.dtype not in (tf.string, tf.resource, tf.variant)
-        for spec in specs
-    ):
-        return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
-    return None
+    for spec in specs:
+        is_dense = isinstance(spec, tf.TensorSpec) and spec.shape.is_fully_defined()
+        if not is_dense or spec.dtype in (tf.string, tf.resource, tf.variant):
+            return None
+    return sum(spec.shape.num_elements() * spec.dtype.size for spec in specs)
 
 
 def cause(error: Exception) -> str:

@@ -73,23 +73,17 @@ def from_splits(
         what = describe((train, test))
         raise ValueError(f"dataset ({name!r}) is {what}; it must be {_FORMS}.")
     places = where or (f"{name} (train)", f"{name} (test)")
-    return of_splits(
-        name,
-        [
-            split_of(split, place, num_classes, custom_loss)
-            for split_of, split, place in zip(makers, (train, test), places, strict=True)
-            if split is not None
-        ],
-        places,
-        custom_loss,
-    )
+    found = [makers[0](train, places[0], num_classes, custom_loss)]
+    if test is not None:
+        found.append(makers[1](test, places[1], num_classes, custom_loss))
+    return of_splits(name, found, places, custom_loss)
 
 
 def of_splits(
     name: str, found: Sequence[Found], places: Sequence[str], custom_loss: bool = False
 ) -> Dataset:
     """Makes a data set of a training split and an optional test split; errors use `places`."""
-    splits, specs, counts = zip(*found, strict=True)
+    (train, *tests), specs, counts = zip(*found, strict=True)
     notes = pixels.notes(*[x for x, _ in specs])
     first, *others = tf.nest.map_structure(lambda spec: spec and tuple(spec.shape), specs)
     if others and others[0] != first:
@@ -99,8 +93,8 @@ def of_splits(
         )
     return Dataset(
         name,
-        splits[0],
-        splits[1] if others else None,
+        train,
+        tests[0] if tests else None,
         None if custom_loss else max(counts),
         first[0],
         notes,
@@ -112,7 +106,9 @@ def source_of(split: Split) -> DataSource:
     """Returns the source of a split. Raises ValueError if a tf.data.Dataset has no end."""
     if isinstance(split, tuple):
         return InMemory(split)
-    return tf_data.from_dataset(split) if isinstance(split, tf.data.Dataset) else split
+    if isinstance(split, tf.data.Dataset):
+        return tf_data.from_dataset(split)
+    return split
 
 
 def num_examples(split: Split) -> int:

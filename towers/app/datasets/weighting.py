@@ -25,8 +25,9 @@ def weighed(
     """
     if text is None:
         return examples, []
-    shape = getattr(model, "output_shape", None)  # of the only output, if there is one
-    outputs = shape if isinstance(shape, tuple) and shape and shape[0] is None else None
+    outputs = getattr(model, "output_shape", None)  # of the only output, if there is one
+    if not isinstance(outputs, tuple) or outputs[:1] != (None,):
+        outputs = None
     _check(examples, outputs)
     if text == BALANCED:
         labels = examples.source.labels
@@ -66,13 +67,15 @@ def _check(examples: Examples, outputs: tuple[int | None, ...] | None) -> None:
             "`class_weight` is given beside data that bring sample weights: multiply these by the "
             "class weights, and leave `class_weight` out."
         )
-    rank = y.shape.rank if isinstance(y, tf.TensorSpec) else None
-    is_class = rank == 1 or rank == 2 and y.shape[-1] == 1
-    # If the output is not known, integers [N, T] may be the classes of T tokens.
-    is_one_hot = rank == 2 and (
-        y.shape[-1] == outputs[-1] and len(outputs) == 2 if outputs else y.dtype.is_floating
-    )
-    if not (is_class or is_one_hot):
+    rank = isinstance(y, tf.TensorSpec) and y.shape.rank
+    is_right = rank == 1
+    if rank == 2:
+        is_right = y.shape[1] == 1
+        if outputs is not None:
+            is_right |= len(outputs) == 2 and y.shape[1] == outputs[1]
+        else:  # integers [N, T] may be the classes of T tokens
+            is_right |= y.dtype.is_floating
+    if not is_right:
         raise ValueError(
             "`class_weight` needs one class an example: y of shape [N], [N, 1], or one-hot [N, "
             "classes]. Leave it out, and give sample weights."
@@ -84,7 +87,9 @@ def _classes(y: tf.Tensor) -> tf.Tensor:
     if y.shape.rank == 2 and y.shape[-1] != 1:
         return tf.argmax(y, axis=-1, output_type=tf.int32)
     flat = tf.reshape(y, [-1])
-    return tf.cast(tf.round(flat) if flat.dtype.is_floating else flat, tf.int32)
+    if flat.dtype.is_floating:
+        flat = tf.round(flat)
+    return tf.cast(flat, tf.int32)
 
 
 def balanced(labels: Sequence[int]) -> dict[int, float]:
@@ -100,4 +105,6 @@ def balanced(labels: Sequence[int]) -> dict[int, float]:
 def note(weights: Mapping[int, float]) -> str:
     """Returns a line such as "class weights: 0: 1, 1: 5", with at most 10 classes."""
     pairs = [f"{label}: {weight:.4g}" for label, weight in sorted(weights.items())]
-    return f"class weights: {', '.join(pairs[:10])}{', ...' if len(pairs) > 10 else ''}"
+    if len(pairs) > 10:
+        pairs[10:] = ["..."]
+    return f"class weights: {', '.join(pairs)}"

@@ -83,11 +83,8 @@ class ArrayRecords:
         self._given = list(paths), features
         self._parse = named.import_function(features, "features")
         for path in paths:
-            try:
+            with named.reading(path, "Copy it again."):
                 ArrayRecordDataSource([path])
-            except Exception as error:  # array_record raises RuntimeError for everything
-                what = one_line(error)
-                raise ValueError(f"{path} cannot be read: {what}; copy it again.") from None
         self._records = ArrayRecordDataSource(self._given[0])
 
     def __len__(self) -> int:
