@@ -20,7 +20,11 @@ class Monitor(NamedTuple):
         """
         value = logs[self.column]
         loss = logs.get("val_loss", logs.get("loss", 0.0))
-        return (value if self.highest else -value, -loss) if math.isfinite(value + loss) else None
+        if not math.isfinite(value + loss):
+            return None
+        if not self.highest:
+            value = -value
+        return value, -loss
 
     def best_index(self, columns: Mapping[str, Sequence[float]]) -> int | None:
         """Returns the index of the best epoch, the first of equal ones; None if there is none."""
@@ -29,10 +33,12 @@ class Monitor(NamedTuple):
     def ranked(self, columns: Mapping[str, Sequence[float]]) -> list[int]:
         """Returns the indices of the epochs with finite values, from the best to the worst."""
         used = [name for name in {self.column, "loss", "val_loss"} if name in columns]
-        epochs = zip(*(columns[name] for name in used), strict=False)
-        scores = [self.score(dict(zip(used, epoch, strict=True))) for epoch in epochs]
-        found = [(score, -index) for index, score in enumerate(scores) if score is not None]
-        return [-index for _, index in sorted(found, reverse=True)]
+        scores = {}
+        for index, epoch in enumerate(zip(*(columns[name] for name in used), strict=False)):
+            score = self.score(dict(zip(used, epoch, strict=True)))
+            if score is not None:
+                scores[index] = score
+        return sorted(scores, key=lambda index: scores[index], reverse=True)
 
 
 def find_monitor(
@@ -51,7 +57,7 @@ def find_monitor(
         raise ValueError(f"monitor ({column!r}) must be a column: {', '.join(columns)}.")
     if mode != "auto":
         return Monitor(column, mode == "max")
-    direction = directions[column if column in directions else column.removeprefix("val_")]
+    direction = directions.get(column) or directions.get(column.removeprefix("val_"))
     if direction is None:
         raise ValueError(
             f"monitor ({column!r}): Keras does not know whether its highest or its lowest value is "

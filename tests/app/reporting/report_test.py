@@ -255,8 +255,8 @@ def test_a_complete_run_says_whether_it_was_stopped_early(patience, early):
             6,
             4,
             True,
-            "final.keras holds the weights after 6 steps, best.keras those of epoch 1, the "
-            "best by val_accuracy",
+            "final.keras holds the weights after 6 steps, best.keras holds the weights of "
+            "epoch 1, the best by val_accuracy",
             "Done: 6 steps",
         ),
         (

@@ -106,34 +106,37 @@ class ProgressLines(keras.callbacks.Callback):
         left = self.pace.seconds_left
         if left is not None and left >= _SHORT:
             step = left / (self._run.num_steps - self._train_state.step)
-            tested = "" if self._run.test is None else ", and validation"
-            money = cost(left, self._run.config.price)
-            line = f"{step:.3g} s a step: {format_seconds(left)} to the end{tested}{money}"
-            self._out.line(labelled("Time", line))
+            line = f"{step:.3g} s a step: {format_seconds(left)} to the end"
+            if self._run.test is not None:
+                line += ", and validation"
+            self._out.line(labelled("Time", line + cost(left, self._run.config.price)))
 
     def end_steps(self) -> None:
         """Warns about the epoch's updates that were left out, and shows that validation runs."""
         self._out.waiting(f"{self._label(self._train_state.epoch)}  validating")
         count = num_skipped(self._run, self._train_state) - self._skipped_before
         if count > 0:
+            text = f"{counted(count, 'update')} left out in this epoch: a NaN or infinite loss or "
+            text += "gradient"
             scale = getattr(self._run.step.optimizer, "dynamic_scale", None)
-            now = "" if scale is None else f"; the loss scale is {float(scale):,.0f} now"
-            updates = f"{counted(count, 'update')} left out in this epoch"
-            self._out.warn(f"{updates}: a NaN or infinite loss or gradient{now}.")
+            if scale is not None:
+                text += f"; the loss scale is {float(scale):,.0f} now"
+            self._out.warn(f"{text}.")
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Shows the epoch's training values, its validation values and whether it is the best."""
         label = self._label(epoch)
-        tested = {f"val_{name}" for name in self._run.metrics}
-        training, validation = (
-            format_values({n: logs[n] for n in self._run.columns if (n in tested) is is_tested})
-            for is_tested in (False, True)
-        )
-        best = "(best)" if self._train_state.is_best else ""
+        training = {name: logs[name] for name in self._run.columns}
+        names = [f"val_{name}" for name in self._run.metrics]
+        validation = {name: training.pop(name) for name in names if name in training}
+        speed, left = self._speed_and_left()
         self._out.close()
-        self._out.line(f"{label}  {training}{''.join(self._speed_and_left())}")
-        if validation or best:
-            self._out.line("  ".join(filter(None, [" " * len(label), validation, best])))
+        self._out.line(f"{label}  {format_values(training)}{speed}{left}")
+        words = [format_values(validation)] if validation else []
+        if self._train_state.is_best:
+            words.append("(best)")
+        if words:
+            self._out.line("  ".join([" " * len(label), *words]))
 
     def _label(self, epoch: int) -> str:
         """Returns "Epoch  3/12" for epoch 2, because epochs count from 0."""
@@ -141,8 +144,7 @@ class ProgressLines(keras.callbacks.Callback):
         return f"Epoch {epoch + 1:>{len(epochs)}}/{epochs}"
 
     def _speed_and_left(self) -> tuple[str, str]:
-        left = self.pace.seconds_left
-        return (
-            f" | {self.pace.examples_per_second:,.0f} examples/s",
-            "" if left is None else f" | {format_seconds(left)} left",
-        )
+        speed, left = f" | {self.pace.examples_per_second:,.0f} examples/s", ""
+        if self.pace.seconds_left is not None:
+            left = f" | {format_seconds(self.pace.seconds_left)} left"
+        return speed, left

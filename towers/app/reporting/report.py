@@ -46,7 +46,7 @@ class Report:
     """
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        self._stream = sys.stdout if stream is None else stream  # None if stdout is closed
+        self._stream = stream or sys.stdout  # None if stdout is closed
         self._prefix = places.prefix(places.here())
         self.log: Path | None = None  # the file to which later lines are appended as well
         self._live: Live | None = None  # the line that is updated on a terminal
@@ -176,10 +176,15 @@ def devices_line(
 
     The towers count from `first` on. With stages, it names the device of stage 0.
     """
-    copies = f" and {num_copies} {'copies' if num_copies > 1 else 'copy'}" if num_copies else ""
-    each = f"; each in {stages} stages, on as many devices" if stages > 1 else ""
-    towers = placement(tower_devices, first)
-    return labelled("Devices", f"parameters on {parameter_device}{copies}; {towers}{each}")
+    text = f"parameters on {parameter_device}"
+    if num_copies == 1:
+        text += " and 1 copy"
+    elif num_copies > 1:
+        text += f" and {num_copies} copies"
+    text += f"; {placement(tower_devices, first)}"
+    if stages > 1:
+        text += f"; each in {stages} stages, on as many devices"
+    return labelled("Devices", text)
 
 
 def slowest_line(seconds: Mapping[str, float], tower_devices: Sequence[str]) -> str:
@@ -201,20 +206,25 @@ def format_seconds(seconds: float) -> str:
     """Formats seconds: 41.2 -> "0:41", 3723 -> "1:02:03"."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def format_values(values: Mapping[str, float]) -> str:
     """Returns "loss 0.0812  accuracy 0.976"; accuracies have three decimals."""
-    return "  ".join(
-        f"{name} {f'{value:.3f}' if 'accuracy' in name else format_loss(value)}"
-        for name, value in values.items()
-    )
+    texts = []
+    for name, value in values.items():
+        shown = f"{value:.3f}" if "accuracy" in name else format_loss(value)
+        texts.append(f"{name} {shown}")
+    return "  ".join(texts)
 
 
 def format_loss(loss: float) -> str:
     """Formats a loss with four decimals, or as 1.234e-05 if it is very small or very large."""
-    return f"{loss:.4f}" if loss == 0 or 1e-3 <= abs(loss) < 1e5 else f"{loss:.3e}"
+    if loss == 0 or 1e-3 <= abs(loss) < 1e5:
+        return f"{loss:.4f}"
+    return f"{loss:.3e}"
 
 
 def describe_resumed(found: Found | None, train_state: TrainState, out: Report) -> None:
@@ -230,9 +240,9 @@ def describe_resumed(found: Found | None, train_state: TrainState, out: Report) 
 def describe_complete(run: Run, train_state: TrainState, out: Report) -> None:
     """Prints that the run is already complete, and its best epoch."""
     done = amount(train_state.step, run.steps_an_epoch)
-    early = ", stopped early" if train_state.is_stopped(run.config.early_stopping) else ""
-    best = _best_value(train_state.history, run.monitor)
-    out.line(f"Already complete: {done}{early}, {best}")
+    if train_state.is_stopped(run.config.early_stopping):
+        done += ", stopped early"
+    out.line(f"Already complete: {done}, {_best_value(train_state.history, run.monitor)}")
 
 
 def describe_end(
@@ -242,19 +252,22 @@ def describe_end(
     column, saved = run.monitor.column, train_state.best_saved
     is_best = saved == train_state.best_step  # False: a better epoch's file could not be written
     done = amount(train_state.step, run.steps_an_epoch)
-    files = f"{FINAL} holds the weights after {done}" if has_final else f"{FINAL} is not written"
+    files = f"{FINAL} is not written"
+    if has_final:
+        files = f"{FINAL} holds the weights after {done}"
     if saved is not None:
-        held = "those" if has_final else "holds the weights"
-        files += f", {BEST} {held} of epoch {num_steps(saved, run.steps_an_epoch)}"
-        files += f", the best by {column}" if is_best else ""
+        files += f", {BEST} holds the weights of epoch {num_steps(saved, run.steps_an_epoch)}"
+        if is_best:
+            files += f", the best by {column}"
     out.line(labelled("Time", time_words(spent, run.config.price)))
     out.line(labelled("Models", files))
-    skipped = num_skipped(run, train_state)
-    left_out = f"; {skipped:,} of {train_state.step:,} updates left out" if skipped > 0 else ""
-    best = _best_value(run.step.model.history.history, run.monitor)
     verb = "Done" if has_final and is_best else "Trained"
-    weights = f"; weights {digest(run.step.model)}"
-    out.line(f"{verb}: {done} in {format_seconds(spent.total)}, {best}{left_out}{weights}")
+    best = _best_value(run.step.model.history.history, run.monitor)
+    text = f"{verb}: {done} in {format_seconds(spent.total)}, {best}"
+    skipped = num_skipped(run, train_state)
+    if skipped > 0:
+        text += f"; {skipped:,} of {train_state.step:,} updates left out"
+    out.line(f"{text}; weights {digest(run.step.model)}")
 
 
 def time_words(spent: TimeSpent, price: float | None) -> str:
@@ -265,13 +278,17 @@ def time_words(spent: TimeSpent, price: float | None) -> str:
         for part, seconds in sorted(spent.seconds.items(), key=lambda pair: -pair[1])
         if seconds >= 0.005 * total
     ]
-    starts = f" in {counted(spent.num_starts, 'start')}" if spent.num_starts > 1 else ""
-    return f"{format_seconds(total)}{starts}: {', '.join(parts)}{cost(total, price)}"
+    text = format_seconds(total)
+    if spent.num_starts > 1:
+        text += f" in {counted(spent.num_starts, 'start')}"
+    return f"{text}: {', '.join(parts)}{cost(total, price)}"
 
 
 def cost(seconds: float, price: float | None) -> str:
     """Returns "; 1.05 at 2.10 an hour", or "" without a price."""
-    return "" if price is None else f"; {seconds / 3600 * price:.2f} at {price:.2f} an hour"
+    if price is None:
+        return ""
+    return f"; {seconds / 3600 * price:.2f} at {price:.2f} an hour"
 
 
 def num_skipped(run: Run, train_state: TrainState) -> int:
@@ -287,23 +304,26 @@ def resume_words(config: TrainConfig, directory: Path | str, **changed: str) -> 
     if is_python(config):  # its model or data are objects of a script
         values = ", ".join(f"{name}={value!r}" for name, value in given.items())
         return f"the same script, with towers.TrainConfig({values})"
-    flags = [
-        f"--{name}" if value is True else f"--{name}={shlex.quote(value)}"
-        for name, value in given.items()
-    ]
-    return " ".join([train_command(), *flags])
+    words = [train_command()]
+    for name, value in given.items():
+        words.append(f"--{name}" if value is True else f"--{name}={shlex.quote(value)}")
+    return " ".join(words)
 
 
 def amount(step: int, steps_an_epoch: int) -> str:
     """Returns "12 epochs", or "1,500 steps" if the last epoch is not complete."""
     epochs, rest = divmod(step, steps_an_epoch)
-    return counted(epochs, "epoch") if rest == 0 else counted(step, "step")
+    if rest == 0:
+        return counted(epochs, "epoch")
+    return counted(step, "step")
 
 
 def _best_value(history: Mapping[str, Sequence[float]], monitor: Monitor) -> str:
     """Returns "best val_accuracy 0.9926 (epoch 9)" for the values of all epochs, by column."""
-    values = history.get(monitor.column, [])
-    index = monitor.best_index(history) if values else None
-    if index is not None:
-        return f"best {monitor.column} {format_loss(values[index])} (epoch {index + 1})"
-    return f"no finite {monitor.column}" if values else "no epoch is complete"
+    column = monitor.column
+    if not history.get(column):
+        return "no epoch is complete"
+    index = monitor.best_index(history)
+    if index is None:
+        return f"no finite {column}"
+    return f"best {column} {format_loss(history[column][index])} (epoch {index + 1})"

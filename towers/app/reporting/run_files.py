@@ -1,7 +1,6 @@
 """Writes a run's results.csv, results.png, TensorBoard logs and model files."""
 
 import json
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ import keras
 import tensorflow as tf
 
 from towers.app.command_line import train_command
+from towers.app.datasets.tf_data import cause
 from towers.app.named import one_line
 from towers.app.recipe.optimizer import plain_schedule
 from towers.app.reporting import charts
@@ -55,9 +55,7 @@ class TensorBoardLog(keras.callbacks.TensorBoard):
                 write(*arguments)
         except (OSError, tf.errors.OpError) as error:
             warn, self._tell = self._tell, None
-            reason = getattr(error, "message", str(error)).splitlines()[0]
-            reason = re.sub(r"\{\{.*?\}\} ?", "", reason)  # TensorFlow's name of the operation
-            warn(f"{self.log_dir} cannot be written any more ({reason}); training continues.")
+            warn(f"{self.log_dir} cannot be written any more ({cause(error)}); training continues.")
 
 
 class RunFiles(keras.callbacks.Callback):
@@ -110,8 +108,7 @@ class RunFiles(keras.callbacks.Callback):
         """
         model = self._run.step.model
         # Before its first step, a run warns about objects that Keras cannot read.
-        check = None if unreadable(model) else check_file
-        save_model(model, self._directory / run_dir.FINAL, check)
+        save_model(model, self._directory / run_dir.FINAL, is_checked=not unreadable(model))
         self.has_final = True
         if self._train_state.best_saved != self._train_state.best_step:
             best = self._directory / run_dir.BEST
@@ -162,24 +159,25 @@ class RunFiles(keras.callbacks.Callback):
         return True
 
 
-def save_model(
-    model: keras.Model, path: Path, check: Callable[[keras.Model, Path], None] | None = None
-) -> None:
+def save_model(model: keras.Model, path: Path, *, is_checked: bool = False) -> None:
     """Saves a model with its optimizer; if that fails, an older file at `path` stays intact.
 
-    check: reads the new file before it gets its name, and raises an error if it is wrong.
+    is_checked: whether Keras reads the new file back before it gets its name.
 
     Raises:
         NonFiniteError: the model holds NaN or infinite values.
         LostDirectoryError: the file cannot be written.
+        ValueError: Keras reads other weights from the file.
     """
 
     def write(temporary: Path) -> None:
         model.save(temporary)
-        if check is not None:
-            check(model, temporary)
+        if is_checked:
+            check_file(model, temporary)
 
-    end = "; what it held before is intact." if path.exists() else "."
+    end = "."
+    if path.exists():
+        end = "; what it held before is intact."
     if not all(is_finite(weight.value.numpy()) for weight in model.weights):
         raise NonFiniteError(f"{path} is not written: the model holds NaN or infinite values{end}")
     try:
