@@ -37,9 +37,28 @@ def start(
     )
 
 
+def run(command: Sequence[str]) -> str | None:
+    """Runs a child without its output; returns None, or the last error that explains a failure."""
+    process = start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    try:
+        stderr = process.communicate()[1].decode(errors="replace")
+    finally:
+        process.kill()  # if Ctrl-C has come
+        process.wait()
+    if process.returncode == 0:
+        return None
+    said = [f"the run {outcome(process.returncode)}"]
+    if process.returncode > 0:
+        said += [line.strip() for line in stderr.splitlines() if line.strip()]
+    errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
+    return (errors or said)[-1]
+
+
 def outcome(code: int) -> str:
     """Describes a `Popen.returncode`: "ended with exit code 1" or "was killed by SIGTERM"."""
     if code >= 0:
         return f"ended with exit code {code}"
-    hint = " (is there too little memory?)" if code == -signal.SIGKILL else ""
-    return f"was killed by {signal.Signals(-code).name}{hint}"
+    text = f"was killed by {signal.Signals(-code).name}"
+    if code == -signal.SIGKILL:
+        text += " (is there too little memory?)"
+    return text

@@ -13,7 +13,6 @@ equal, 1 if they differ, and 2 if they cannot be compared.
 import functools
 import json
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -43,8 +42,8 @@ def compare(
 
     runs = first, second
     lines, reason = _settings(*runs)
-    ledgers = [read_ledger(path if path.is_file() else path / LEDGER) for path in runs]
-    pairs = list(zip(*ledgers, strict=False))
+    paths = [path / LEDGER if path.is_dir() else path for path in runs]
+    pairs = list(zip(*map(read_ledger, paths), strict=False))
     if not pairs:
         reason = f"no line of {LEDGER} is common to both"
     parted = next((pair for pair in pairs if pair[0] != pair[1]), None)
@@ -55,7 +54,7 @@ def compare(
     if parted is None:
         count = f"all {len(pairs)} lines that both have, to step {pairs[-1][0].step:,}"
         return EQUAL, [*lines, f"equal: {count}"]
-    columns = [name for name in Line._fields if len({getattr(line, name) for line in parted}) == 2]
+    columns = [name for name, a, b in zip(Line._fields, *parted, strict=True) if a != b]
     step = parted[0].step
     lines.append(f"first line that differs: step {step:,}, in {', '.join(columns)}")
     cause = {"batch": "data", "seeds": "noise", "parameters": "gradient or update"}
@@ -105,13 +104,13 @@ def _made_again(
         if earlier is not None:
             step = earlier
             found = [replay(copy, step) for copy in copies]
-    cause = next(_causes(*found), None)
-    if cause is not None:
+    cause = next(_causes(*found), "")
+    if cause:
         yield f"made again from {begin}: step {step:,} is the first that differs"
-        yield f"came first: {cause}"
-        return
-    yield f"made again from {begin}: both runs make equal steps to step {step:,}"
-    yield f"came first: {changed or 'a fault of a machine, or a change by hand, of one of them'}"
+    else:
+        yield f"made again from {begin}: both runs make equal steps to step {step:,}"
+        cause = changed or "a fault of a machine, or a change by hand, of one of them"
+    yield f"came first: {cause}"
 
 
 def _copied(run: Path, checkpoint: str, copy: Path) -> Path:
@@ -186,29 +185,25 @@ def _replay(more: Sequence[str], run: Path, step: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="towers-compare-") as folder:
         file = Path(folder, "replay.json")
         own = [f"--replay={run}", f"--at={step}", f"--out={file}"]
-        command = [sys.executable, "-m", "towers", *own, *more]
-        child = child_process.start(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-        _, errors = child.communicate()
-        if child.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines()
-            said = lines[-1] if lines else child_process.outcome(child.returncode)
-            raise ValueError(printable(f"{run}: {said}"))
+        error = child_process.run([sys.executable, "-m", "towers", *own, *more])
+        if error is not None:
+            raise ValueError(printable(f"{run}: {error}"))
         return json.loads(files.read_text(file, checkpoints.LARGEST_MANIFEST))  # type: ignore[no-any-return]
 
 
 def run(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
-    words = [word for word in argv[1:] if not word.startswith("--")]
+    runs = [Path(word) for word in argv[1:] if not word.startswith("--")]
     more = [word for word in argv[1:] if word.startswith("--")]
     if "--help" in more:
         command_line.show(str(__doc__))
         return EQUAL
-    if len(words) != 2:
+    if len(runs) != 2:
         raise ValueError("compare needs two directories of runs: towers-compare RUN_A RUN_B.")
-    for word in words:
-        if not Path(word).exists():
-            raise ValueError(f"{word} does not exist: give the directory of a run.")
-    code, lines = compare(Path(words[0]), Path(words[1]), functools.partial(_replay, more))
+    for path in runs:
+        if not path.exists():
+            raise ValueError(f"{path} does not exist: give the directory of a run.")
+    code, lines = compare(runs[0], runs[1], functools.partial(_replay, more))
     command_line.show("\n".join(lines))
     return code
 

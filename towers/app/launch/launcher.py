@@ -45,7 +45,8 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
     needed = num_workers * gpus_per_worker
     if visible is None:
         gpus, where = nvidia.driver_gpus(), "this machine has"
-        names = [str(i) for i in range(needed if gpus is None else len(gpus))]
+        num_gpus = needed if gpus is None else len(gpus)
+        names = list(map(str, range(num_gpus)))
     else:  # as for CUDA, the list ends before the first entry that names no GPU
         entries, where = map(str.strip, visible.split(",")), f"{VISIBLE_GPUS}={visible!r} names"
         names = list(takewhile(lambda name: name not in ("", "-1"), entries))
@@ -82,11 +83,14 @@ def launch(
     Returns 0, or the exit code of the worker that explains the failure. After a signal, it raises
     KeyboardInterrupt or Terminated once the workers have ended.
     """
-    is_module = len(words) > 1 and words[0] == "-m"
-    if not (words and (is_module or words[0] == INSTALLED or Path(words[0]).is_file())):
-        given = f"{words[0]!r} is no file in {Path.cwd()}" if words else "there is nothing to run"
+    wrong = ""
+    if not words or words == ["-m"]:
+        wrong = "there is nothing to run"
+    elif words[0] not in ("-m", INSTALLED) and not Path(words[0]).is_file():
+        wrong = f"{words[0]!r} is no file in {Path.cwd()}"
+    if wrong:
         raise ValueError(
-            f"{given}. Behind -- give {INSTALLED} or the path of a script, and its flags, as in: "
+            f"{wrong}. Behind -- give {INSTALLED} or the path of a script, and its flags, as in: "
             "python -m towers.launch --workers=2 -- train.py --num_towers=8"
         )
     if not 1 <= min_workers <= len(shares):
@@ -97,19 +101,16 @@ def launch(
     left, lost_at = list(everybody), dict[int, float]()
     with handled_by(lambda number, frame: stops.append(number)):
         while True:
-            start = ["-m", "towers"] if words[0] == INSTALLED else [words[0]]
-            command = [sys.executable, *start, *words[1:]]
-            cluster, environments = {"worker": free_addresses(len(left))}, []
-            for index, gpus in enumerate(shares[i] for i in left):
-                task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
-                own = {} if gpus is None else {VISIBLE_GPUS: gpus}
-                # Python without buffers shows lines at once.
-                environments.append({"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"} | own)
-            ends, named = supervise(command, environments, stops)
+            command = [sys.executable, *words]
+            if words[0] == INSTALLED:
+                command[1:2] = ["-m", "towers"]
+            ends, named = supervise(command, _environments([shares[i] for i in left]), stops)
             directory = named or directory
             why = cause(ends)
             if stops and (why is None or why.is_loss or why.is_stop) and any(e.code for e in ends):
-                raise KeyboardInterrupt if stops[0] == signal.SIGINT else Terminated(stops[0])
+                if stops[0] == signal.SIGINT:
+                    raise KeyboardInterrupt
+                raise Terminated(stops[0])
             if why is None:
                 return 0
             if not why.is_loss:
@@ -125,20 +126,36 @@ def launch(
                 for i in everybody
                 if now - lost_at.get(i, -math.inf) >= rejoin_after or left == [i]
             ]
-            if restarts == max_restarts or len(left) < min_workers:
-                after = f"after {counted(restarts, 'restart')}"
-                few = f"and --min_workers ({min_workers}) is more than the {len(left)} left"
-                error = (
-                    f"error: {what}, {after if restarts == max_restarts else few}. To "
-                    f"continue, give the launcher behind --: {shlex.join(words)}"
-                )
-                pass_on("\n".join([*(why.errors if why.code < 0 else ()), error]), is_error=True)
-                return OTHER_FAILURE if restarts == max_restarts else LOST_WORKER
+            code = 0
+            if restarts == max_restarts:
+                code, reason = OTHER_FAILURE, f"after {counted(restarts, 'restart')}"
+            elif len(left) < min_workers:
+                code = LOST_WORKER
+                reason = f"and --min_workers ({min_workers}) is more than the {len(left)} left"
+            if code:
+                lines = list(why.errors) if why.code < 0 else []
+                remedy = f"To continue, give the launcher behind --: {shlex.join(words)}"
+                lines.append(f"error: {what}, {reason}. {remedy}")
+                pass_on("\n".join(lines), is_error=True)
+                return code
             restarts += 1
             show(
                 f"Restart   {what}: {shlex.join(words)} continues with "
                 f"{counted(len(left), 'worker')} ({restarts} of {max_restarts})"
             )
+
+
+def _environments(shares: Sequence[str | None]) -> list[dict[str, str]]:
+    """Returns the variables of each worker of a new cluster, with its share of the GPUs."""
+    cluster, environments = {"worker": free_addresses(len(shares))}, []
+    for index, gpus in enumerate(shares):
+        task = {"cluster": cluster, "task": {"type": "worker", "index": index}}
+        # Python without buffers shows lines at once.
+        variables = {"TF_CONFIG": json.dumps(task), "PYTHONUNBUFFERED": "1"}
+        if gpus is not None:
+            variables[VISIBLE_GPUS] = gpus
+        environments.append(variables)
+    return environments
 
 
 def cause(ends: Sequence[End]) -> End | None:
@@ -151,7 +168,13 @@ def cause(ends: Sequence[End]) -> End | None:
     def weight(end: End) -> tuple[int, int]:
         if end.code == USER_MISTAKE:
             return 0, end.worker
-        return (1 if end.code < 0 else 4 if end.is_loss else 3 if end.is_stop else 2), 0
+        if end.code < 0:
+            return 1, 0
+        if end.is_loss:
+            return 4, 0
+        if end.is_stop:
+            return 3, 0
+        return 2, 0
 
     failed = [e for e in ends if e.code and not (e.was_asked and (e.is_loss or e.is_stop))]
     return min(failed, key=weight, default=None)
@@ -181,10 +204,14 @@ def again(words: Sequence[str], announced: str | None) -> list[str]:
     given = "\0".join(words)  # absl takes --name=value and --name value; the last one counts
     run_dirs = [*re.findall(r"\0--?run_dir[=\0]([^\0]*)", given), *filter(None, [announced])]
     is_new = Path(words[0]).name in ("train.py", INSTALLED) and "\0--resume" not in given
-    text = read_config(run_dirs[-1]) if is_new and run_dirs else None
+    if not is_new or not run_dirs:
+        return list(words)
+    directory = run_dirs[-1]
+    text = read_config(directory)
     if text is None:
         return list(words)
-    trust = []
-    if run_dirs[-1] == announced:  # this command has begun the run, so it has named its modules
-        trust = ["--trust_run_dir"] if named_modules(TrainConfig.from_json(text)) else []
-    return [words[0], f"--resume={run_dirs[-1]}", *trust]
+    command = [words[0], f"--resume={directory}"]
+    # This command has begun an announced run, so it has named its modules.
+    if directory == announced and named_modules(TrainConfig.from_json(text)):
+        command.append("--trust_run_dir")
+    return command

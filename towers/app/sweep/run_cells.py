@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -99,8 +98,10 @@ def run_sweep(
         left = [cell for cell in cells if cell.key not in rows]
         failed = sum(bool(rows[cell.key].error) for cell in cells if cell.key in rows)
         show(f"towers {'.'.join(__version__.split('.')[:2])} | sweep: {out_dir}")
-        hint = f", {failed} failed before (remove a row from {TABLE} to run it again)"
-        show(f"Cells     {len(cells)}, {len(left)} to run{hint if failed else ''}")
+        text = f"Cells     {len(cells)}, {len(left)} to run"
+        if failed:
+            text += f", {failed} failed before (remove a row from {TABLE} to run it again)"
+        show(text)
         began = time.monotonic()
         for number, cell in enumerate(left, 1):
             try:
@@ -143,9 +144,7 @@ def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
                 f"out_dir ({out_dir}) cannot be used: {one_line(error)}. Name a new directory, or "
                 "one of a sweep, that you can write to."
             ) from error
-        # A field that did not exist when the sweep began had its default.
-        then = {**{name: getattr(TrainConfig, name, now[name]) for name in now}, **then}
-        differ = [f"{n} ({then[n]} there, {now[n]} now)" for n in now if then[n] != now[n]]
+        differ = [f"{n} ({then.get(n)} there, {v} now)" for n, v in now.items() if then.get(n) != v]
         if differ:
             raise ValueError(
                 f"out_dir ({out_dir}) holds a sweep with other settings: {', '.join(differ)}. Give "
@@ -160,21 +159,9 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
     path = out_dir / CELLS / f"{directories.file_name(label)}-batch{batch_size}-gpus{num_gpus}"
     shutil.rmtree(path, ignore_errors=True)  # left by an earlier attempt
     given = {**config.given(), "run_dir": path}
-    command = [*train, *(f"--{name}={value}" for name, value in given.items())]
-    process = child_process.start(  # log.txt has its stdout
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
-    )
-    try:
-        stderr = process.communicate()[1].decode(errors="replace")
-    finally:
-        process.kill()  # if Ctrl-C has come; its checkpoint would not be used
-        process.wait()
-    if process.returncode:
-        said = [f"the run {child_process.outcome(process.returncode)}"]
-        if process.returncode > 0:
-            said += [line.strip() for line in stderr.splitlines() if line.strip()]
-        errors = [line.removeprefix("error: ") for line in said if line.startswith("error: ")]
-        return row._replace(error=(errors or said)[-1])
+    failure = child_process.run([*train, *(f"--{name}={value}" for name, value in given.items())])
+    if failure is not None:
+        return row._replace(error=failure)
     shutil.rmtree(path / directories.CHECKPOINTS, ignore_errors=True)  # no run continues from here
     try:
         return table.filled_row(row, path / run_dir.RESULTS)
@@ -205,9 +192,11 @@ def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
     if done:
         models = ", ".join(dict.fromkeys(row.model for row in done))
         title = f"towers: {models} on {shared.dataset}, {_machine()}"
-        length = counted(shared.max_steps or shared.epochs, "step" if shared.max_steps else "epoch")
-        note = f"{length} each; {shared.precision}; "
-        note += "GPUs" if on_gpus else "logical CPU devices, which say little about GPUs"
+        length = counted(shared.epochs, "epoch")
+        if shared.max_steps:
+            length = counted(shared.max_steps, "step")
+        devices = "GPUs" if on_gpus else "logical CPU devices, which say little about GPUs"
+        note = f"{length} each; {shared.precision}; {devices}"
         try:
             draw_sweep(out_dir / CHART, done, title, note)
             written.append(CHART)

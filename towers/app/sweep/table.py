@@ -46,15 +46,17 @@ class Row(NamedTuple):
 
 def filled_row(row: Row, results: Path) -> Row:
     """Returns a finished cell's row, with the figures from its run's results.csv."""
-    epochs = list(csv.DictReader(io.StringIO(files.read_text(results, _LARGEST), newline="")))
+    epochs = _lines(results)
+    last = epochs[-1]
+    if "noise_scale" in last:
+        row = row._replace(noise_scale=float(last["noise_scale"]))
     return row._replace(
         epochs=len(epochs),
-        accuracy=float(epochs[-1]["accuracy"]),
-        val_accuracy=float(epochs[-1]["val_accuracy"]),
+        accuracy=float(last["accuracy"]),
+        val_accuracy=float(last["val_accuracy"]),
         seconds=sum(float(epoch["seconds"]) for epoch in epochs),
         # Equals all examples / all seconds, because every epoch has as many examples.
         examples_per_second=harmonic_mean(float(e["examples_per_second"]) for e in epochs),
-        noise_scale=float(epochs[-1]["noise_scale"]) if "noise_scale" in epochs[-1] else None,
     )
 
 
@@ -96,23 +98,30 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
 
 def read_table(path: Path) -> list[Row]:
     """Returns the rows that `write_table` wrote; none if there is no file."""
-
-    def value(name: str, text: str) -> Any:
-        kind = Row.__annotations__[name]
-        if kind is str:
-            return text
-        return None if text == "" else int(text) if kind in (int, int | None) else float(text)
-
+    rows = []
     try:
-        lines = list(csv.DictReader(io.StringIO(files.read_text(path, _LARGEST), newline="")))
-        return [Row(**{name: value(name, line[name]) for name in line}) for line in lines]
+        for line in _lines(path):
+            values: dict[str, Any] = {}
+            for name, text in line.items():
+                kind = Row.__annotations__[name]
+                if kind is str:
+                    values[name] = text
+                elif text:
+                    values[name] = int(text) if kind in (int, int | None) else float(text)
+            rows.append(Row(**values))
     except FileNotFoundError:
-        return []
+        pass
     except (OSError, TypeError, ValueError, KeyError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(
             f"{path} is not what a sweep wrote ({why}); name another `out_dir`."
         ) from None
+    return rows
+
+
+def _lines(path: Path) -> list[dict[str, str]]:
+    """Returns the lines of a table by column."""
+    return list(csv.DictReader(io.StringIO(files.read_text(path, _LARGEST), newline="")))
 
 
 def advice(rows: Sequence[Row], on_gpus: bool) -> str:
@@ -123,7 +132,7 @@ def advice(rows: Sequence[Row], on_gpus: bool) -> str:
     clauses = []
     for model in dict.fromkeys(row.model for row in done):
         own = [row for row in done if row.model == model]
-        best = max(own, key=lambda row: row.examples_per_second or 0.0)
+        best = max(own, key=lambda row: row.examples_per_second or 0)
         clauses.append(
             f"{model} is fastest at a global batch of {best.batch_size:,} on "
             f"{counted(best.num_gpus, 'device')} ({best.examples_per_second:,.0f} examples/s)"
@@ -138,8 +147,10 @@ def advice(rows: Sequence[Row], on_gpus: bool) -> str:
         for count in sorted({row.num_gpus for row in own} - {1}):
             verdict = _verdict([row for row in own if row.num_gpus == count], on_gpus)
             clauses.append(f"{count} devices {verdict}")
-    where = "" if on_gpus else "On logical CPU devices, which say little about GPUs, "
-    return f"{where}{'; '.join(clauses)}."
+    text = f"{'; '.join(clauses)}."
+    if not on_gpus:
+        return f"On logical CPU devices, which say little about GPUs, {text}"
+    return text
 
 
 def _verdict(rows: Sequence[Row], on_gpus: bool) -> str:
