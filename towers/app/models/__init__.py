@@ -28,9 +28,12 @@ class ModelSource(NamedTuple):
     knows_shapes: bool = False  # whether `build` ignores its arguments
 
 
-_GRU, _LSTM, _NOTES, _CIFAR = keras.layers.GRU, keras.layers.LSTM, ((49, 128), 128), (32, 32, 3)
-_SMALL: dict[str, Any] = {"num_layers": 2, "units": 256}
-_LARGE: dict[str, Any] = {"num_layers": 4, "units": 1024}
+def _recurrent(name: str, layer: Any, num_layers: int, units: int) -> ModelSource:
+    build = partial(builtin.rnn, name, layer, num_layers=num_layers, units=units)
+    return ModelSource(name, build, (49, 128), 128)  # the sizes of the melodies, one-hot
+
+
+_CIFAR = (32, 32, 3)
 # To add a model, write a function (input_shape, num_classes) in this folder and a line here.
 _BUILT_IN = {
     source.name: source
@@ -38,10 +41,10 @@ _BUILT_IN = {
         ModelSource("cnn", builtin.cnn),
         ModelSource("notebook_cnn", builtin.notebook_cnn, optimizer="rmsprop"),
         ModelSource("mlp", builtin.mlp),
-        ModelSource("gru", partial(builtin.rnn, "gru", _GRU, **_SMALL), *_NOTES),
-        ModelSource("gru_large", partial(builtin.rnn, "gru_large", _GRU, **_LARGE), *_NOTES),
-        ModelSource("lstm", partial(builtin.rnn, "lstm", _LSTM, **_SMALL), *_NOTES),
-        ModelSource("lstm_large", partial(builtin.rnn, "lstm_large", _LSTM, **_LARGE), *_NOTES),
+        _recurrent("gru", keras.layers.GRU, 2, 256),
+        _recurrent("gru_large", keras.layers.GRU, 4, 1024),
+        _recurrent("lstm", keras.layers.LSTM, 2, 256),
+        _recurrent("lstm_large", keras.layers.LSTM, 4, 1024),
         ModelSource("resnet", builtin.resnet, _CIFAR),
         ModelSource("resnet20", builtin.resnet20, _CIFAR),
         ModelSource("resnet56", partial(builtin.build_small, "resnet56", num_blocks=9), _CIFAR),
@@ -79,8 +82,9 @@ def load_file(path: str | Path, argument: str = "model", *, compile: bool = True
         return keras.saving.load_model(path, compile=compile)
     except Exception as error:  # zip files, JSON, HDF5 and layers raise different types
         # Keras' message repeats the model's configuration at each level of nesting.
-        unknown = re.search(r"Could not locate (class|function) '[^']*'", str(error))
-        reason = unknown[0] if unknown else named.one_line(error)[:300]
+        reason = named.one_line(error)[:300]
+        if unknown := re.search(r"Could not locate (class|function) '[^']*'", str(error)):
+            reason = unknown[0]
         if Path(path).suffix == ".keras" and not zipfile.is_zipfile(path):  # Keras: "not found"
             reason = "it is damaged, or not from model.save"
         raise ValueError(
@@ -95,15 +99,16 @@ def _custom(name: str) -> ModelSource:
     shape = getattr(module, "INPUT_SHAPE", (28, 28, 1))
     num_classes = getattr(module, "NUM_CLASSES", 10)
     optimizer = getattr(module, "OPTIMIZER", "adam")
-    sizes = [num_classes, *shape] if isinstance(shape, list | tuple) else [None]
-    if not all(type(n) is int and n > 0 for n in sizes) or not isinstance(optimizer, str):
+    is_right = isinstance(shape, list | tuple) and isinstance(optimizer, str)
+    if not is_right or not all(type(n) is int and n > 0 for n in (num_classes, *shape)):
         raise ValueError(
             f"model ({name!r}): its module must hold INPUT_SHAPE ({shape!r}) such as (28, 28, 1), "
             f"NUM_CLASSES ({num_classes!r}) such as 10, OPTIMIZER ({optimizer!r}) such as 'adam'."
         )
+    source = ModelSource(name, build, tuple(shape), num_classes, optimizer)
     if inspect.signature(build).parameters:
-        return ModelSource(name, build, tuple(shape), num_classes, optimizer)
-    return ModelSource(name, lambda *_: build(), tuple(shape), num_classes, optimizer, True)
+        return source
+    return source._replace(build=lambda *_: build(), knows_shapes=True)
 
 
 def _channels_last(build: Callable[[Any, Any], keras.Model], *arguments: Any) -> keras.Model:

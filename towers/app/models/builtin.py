@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import keras
-from keras.layers import BatchNormalization, Conv2D, Dense, Dropout, Flatten, MaxPooling2D
+from keras.layers import Add, BatchNormalization, CategoryEncoding, Conv2D, Dense, Dropout, Flatten
+from keras.layers import GlobalAveragePooling2D, MaxPooling2D, ReLU, Reshape, ZeroPadding2D
 
 
 def cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
@@ -42,16 +43,11 @@ def mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
 
     Its width makes averaging and update dominate a step. It flattens examples of any shape.
     """
-    hidden = [Dense(2048, activation="relu"), Dense(2048, activation="relu")]
-    return keras.Sequential(
-        [
-            keras.Input(input_shape),
-            Flatten(),
-            *hidden,
-            Dense(num_classes, activation="softmax"),
-        ],
-        name="mlp",
-    )
+    model = keras.Sequential([keras.Input(input_shape), Flatten()], name="mlp")
+    for _ in range(2):
+        model.add(Dense(2048, activation="relu"))
+    model.add(Dense(num_classes, activation="softmax"))
+    return model
 
 
 def _classifier(
@@ -106,9 +102,9 @@ def rnn(
     else:
         step_shape = [num_classes]
         model.add(keras.Input(input_shape, dtype="int32"))
-        model.add(keras.layers.CategoryEncoding(num_classes, output_mode="one_hot"))
+        model.add(CategoryEncoding(num_classes, output_mode="one_hot"))
     # CategoryEncoding drops the axis of a single step.
-    model.add(keras.layers.Reshape((steps, math.prod(step_shape))))
+    model.add(Reshape((steps, math.prod(step_shape))))
     for index in range(num_layers):
         model.add(
             layer(
@@ -152,7 +148,7 @@ def build_small(
                 x = x[:, ::strides, ::strides]
             if missing := filters - x.shape[-1]:
                 x = keras.ops.pad(x, [[0, 0], [0, 0], [0, 0], [0, missing]])
-            x = keras.layers.ReLU()(keras.layers.Add()([residual, x]))
+            x = ReLU()(Add()([residual, x]))
     return keras.Model(inputs, classify(x, num_classes), name=name)
 
 
@@ -174,7 +170,7 @@ def build_bottlenecks(
     inputs = _image(name, input_shape)
     x = convolve(inputs, filters, 7, strides=2)
     # After a ReLU, the padding's zeros never exceed a pixel.
-    x = keras.layers.MaxPooling2D(3, strides=2)(keras.layers.ZeroPadding2D(1)(x))
+    x = MaxPooling2D(3, strides=2)(ZeroPadding2D(1)(x))
     for stage, count in enumerate(num_blocks):
         width = filters * 2**stage
         for block in range(count):
@@ -184,7 +180,7 @@ def build_bottlenecks(
             residual = convolve(residual, 4 * width, 1, relu=False, gamma="zeros")
             if x.shape[-1] != 4 * width:  # the first block of each stage
                 x = convolve(x, 4 * width, 1, strides, relu=False)
-            x = keras.layers.ReLU()(keras.layers.Add()([residual, x]))
+            x = ReLU()(Add()([residual, x]))
     return keras.Model(inputs, classify(x, num_classes), name=name)
 
 
@@ -213,8 +209,8 @@ def convolve(
     the far side more. So windows have their centers at a strided shortcut's pixels.
     """
     if strides > 1 and size > 1:
-        x = keras.layers.ZeroPadding2D(size // 2)(x)
-    x = keras.layers.Conv2D(
+        x = ZeroPadding2D(size // 2)(x)
+    x = Conv2D(
         filters,
         size,
         strides,
@@ -223,16 +219,16 @@ def convolve(
         kernel_initializer="he_normal",  # He et al., "Delving Deep into Rectifiers", 2015
         kernel_regularizer=_RESIDUAL_L2,
     )(x)
-    x = keras.layers.BatchNormalization(
+    x = BatchNormalization(
         momentum=BATCH_NORM_MOMENTUM, epsilon=BATCH_NORM_EPSILON, gamma_initializer=gamma
     )(x)
-    return keras.layers.ReLU()(x) if relu else x
+    return ReLU()(x) if relu else x
 
 
 def classify(x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
     """Applies global average pooling and softmax: [N, h, w, channels] -> [N, num_classes]."""
-    x = keras.layers.GlobalAveragePooling2D()(x)
-    return keras.layers.Dense(
+    x = GlobalAveragePooling2D()(x)
+    return Dense(
         num_classes,
         activation="softmax",
         kernel_regularizer=_RESIDUAL_L2,

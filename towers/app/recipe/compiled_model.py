@@ -17,8 +17,8 @@ def directions(model: keras.Model, names: list[str]) -> dict[str, str | None]:
     compiled = loss_internals.compiled_metrics(model)
     if compiled is not None and compiled.built:
         metrics |= dict(zip(compiled.result(), compiled.metrics, strict=True))
-    return {
-        name: loss_internals.metric_direction(metrics.get(name))
-        or ("down" if f"_{name}".endswith("_loss") else None)
-        for name in names
-    }
+    found = {name: loss_internals.metric_direction(metrics.get(name)) for name in names}
+    for name in names:
+        if found[name] is None and f"_{name}".endswith("_loss"):
+            found[name] = "down"
+    return found

@@ -67,7 +67,9 @@ def take_values(model: keras.Model, config: TrainConfig, begun: Path = Path()) -
             f"{held}; the model has {_listed(missing)}."
         )
     text = f"{total - len(missing)} of {total} variables begin with the values in {path}"
-    return [f"{text}; not found in it: {_listed(missing)}" if missing else text]
+    if missing:
+        text += f"; not found in it: {_listed(missing)}"
+    return [text]
 
 
 def _names(model: keras.Model) -> list[str]:
@@ -83,4 +85,7 @@ def _is_same(name: str, other: str) -> bool:
 
 def _listed(names: Sequence[str]) -> str:
     """Returns the first six names, and the number of the others."""
-    return ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+    text = ", ".join(names[:6])
+    if len(names) > 6:
+        text += f" and {len(names) - 6} more"
+    return text

@@ -34,9 +34,9 @@ class WarmUp(LearningRateSchedule):
     """
 
     def __init__(self, rate: float, warmup_steps: int, after: Any) -> None:
-        self.rate, self.warmup_steps = rate, warmup_steps
-        is_config = isinstance(after, dict)
-        self.after = keras.optimizers.schedules.deserialize(after) if is_config else after
+        if isinstance(after, dict):
+            after = keras.optimizers.schedules.deserialize(after)
+        self.rate, self.warmup_steps, self.after = rate, warmup_steps, after
 
     def __call__(self, step: Any) -> tf.Tensor:
         """Returns the learning rate of update `step`, counted from 0."""
@@ -64,12 +64,12 @@ def make_schedule(
             f"warmup_steps ({warm}) must be fewer than the run's updates: "
             f"{config.num_steps(steps_an_epoch):,}, {steps_an_epoch:,} an epoch."
         )
-    if config.schedule == "constant" and not warm:
+    if not warm and config.schedule == "constant":
         return rate
-    if config.schedule in ("constant", "cosine"):  # with alpha=1, the cosine stays at `rate`
-        alpha = 1.0 if config.schedule == "constant" else 0.0
-        if not warm:
-            return schedules.CosineDecay(rate, steps, alpha)
+    if not warm and config.schedule == "cosine":
+        return schedules.CosineDecay(rate, steps)
+    if config.schedule in ("constant", "cosine"):
+        alpha = float(config.schedule == "constant")  # with 1.0, the cosine stays at `rate`
         return schedules.CosineDecay(
             0.0, steps - warm, alpha, warmup_target=rate, warmup_steps=warm
         )
@@ -82,12 +82,16 @@ def make_schedule(
         boundaries = [epoch * steps_an_epoch - 1 for epoch in epochs]
         rates = [rate * _STEP_FACTOR**n for n in range(len(epochs) + 1)]
         after = schedules.PiecewiseConstantDecay(boundaries, rates)
-    return WarmUp(rate, warm, after) if warm else after
+    if warm:
+        return WarmUp(rate, warm, after)
+    return after
 
 
 def schedule_notes(config: TrainConfig, steps_an_epoch: int) -> list[str]:
     """Returns a note that describes the learning rate's warm-up and schedule."""
-    texts = [f"from 0 up over {config.warmup_steps:,} updates"] if config.warmup_steps else []
+    texts = []
+    if config.warmup_steps:
+        texts.append(f"from 0 up over {config.warmup_steps:,} updates")
     if epochs := step_epochs(config.schedule):
         texts.append(f"a tenth after epoch {', '.join(map(str, epochs))}")
     elif config.schedule != "constant":
@@ -119,13 +123,10 @@ def make_optimizer(
     Raises ValueError if Keras has none, or if the optimizer lacks a configured argument.
     """
     not_alone = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
-    classes = {
-        key.lower(): value
-        for key, value in vars(keras.optimizers).items()
-        if inspect.isclass(value)
-        and issubclass(value, keras.optimizers.Optimizer)
-        and key not in not_alone
-    }
+    classes = {}
+    for key, value in inspect.getmembers(keras.optimizers, inspect.isclass):
+        if issubclass(value, keras.optimizers.Optimizer) and key not in not_alone:
+            classes[key.lower()] = value
     kind = classes.get(name.lower())
     if kind is None:
         raise ValueError(f"optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
@@ -167,16 +168,19 @@ def override_optimizer(
     elif names:
         arguments = _arguments(config, type(inner), steps_an_epoch)
         changed = type(inner).from_config({**inner.get_config(), **arguments})
-        return changed if inner is optimizer else keras.optimizers.LossScaleOptimizer(changed)
+        if inner is optimizer:
+            return changed
+        return keras.optimizers.LossScaleOptimizer(changed)
     return optimizer
 
 
 def shown_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> float:
     """Returns the current learning rate, or with a warm-up, the rate at the warm-up's end."""
-    rate = optimizer.get_config()["learning_rate"] if config.warmup_steps else None
-    if not isinstance(rate, dict):
-        return float(optimizer.learning_rate)
-    return float(keras.optimizers.schedules.deserialize(rate)(config.warmup_steps))
+    if config.warmup_steps:
+        rate = optimizer.get_config()["learning_rate"]
+        if isinstance(rate, dict):
+            return float(keras.optimizers.schedules.deserialize(rate)(config.warmup_steps))
+    return float(optimizer.learning_rate)
 
 
 def _arguments(config: TrainConfig, kind: type, steps_an_epoch: int) -> dict[str, Any]:
@@ -190,12 +194,14 @@ def _arguments(config: TrainConfig, kind: type, steps_an_epoch: int) -> dict[str
         "weight_decay": config.weight_decay,
         "global_clipnorm": config.clip_norm,
         "ema_momentum": config.ema,
-        "use_ema": None if config.ema is None else True,
     }
+    if config.ema is not None:
+        arguments["use_ema"] = True
     if config.learning_rate is not None or config.has_schedule:
         rate = config.learning_rate
-        largest = float(parameters["learning_rate"].default) if rate is None else rate
-        arguments["learning_rate"] = make_schedule(config, largest, steps_an_epoch)
+        if rate is None:
+            rate = float(parameters["learning_rate"].default)
+        arguments["learning_rate"] = make_schedule(config, rate, steps_an_epoch)
     if config.momentum is not None and "momentum" not in parameters:
         raise ValueError(
             f"momentum ({config.momentum}): {kind.__name__.lower()} has none. Use optimizer=sgd."
