@@ -143,7 +143,7 @@ def test_a_name_that_a_config_brings_is_imported_only_with_trust(place, field, r
         continued_config(place, {})
     text = str(caught.value)
     assert f"resume ({place}): its config.json names {field}={NAMED[field]}, whose" in text
-    assert "add trust_run_dir=True, or give this yourself" in text
+    assert "add trust_run_dir=True, or give the names yourself" in text
     for given in ({"trust_run_dir": True}, {field: NAMED[field]}):
         assert getattr(continued_config(place, given), field) == NAMED[field]
 

@@ -167,16 +167,20 @@ def test_a_signal_waits_for_the_end_of_a_step_and_the_run_is_saved(run, loop_of,
     with pytest.raises(StopRequested):
         loop.train()
     assert recorder.told[-1] == moment and state.step == step
-    assert loop.stop() == (step, True) and notes.saved[-1] == step
+    assert loop.stop() == f"saved at step {step}" and notes.saved[-1] == step
     notes.is_written = False
-    assert loop.stop() == (step, False)
+    assert loop.stop() == f"the last checkpoint is that of step {step}"
 
 
 @pytest.mark.parametrize(
-    "error, saved", [(NonFiniteError("tower 0"), (0, True)), (RuntimeError("half"), (0, False))]
+    "error, said, count",
+    [
+        (NonFiniteError("tower 0"), "saved at step 0", 2),
+        (RuntimeError("half"), "the last checkpoint is that of step 0", 1),
+    ],
 )
 def test_an_update_that_fails_may_have_changed_anything_but_for_one_that_was_not_made(
-    run, loop_of, error, saved, monkeypatch
+    run, loop_of, error, said, count, monkeypatch
 ):
     def fail(self, x, y, placed=None):
         raise error
@@ -185,7 +189,7 @@ def test_an_update_that_fails_may_have_changed_anything_but_for_one_that_was_not
     loop, notes = loop_of(run)
     with pytest.raises(type(error)):
         loop.train()
-    assert loop.stop() == saved and notes.saved == [0] * (1 + saved[1])
+    assert loop.stop() == said and notes.saved == [0] * count
 
 
 def test_nothing_is_saved_of_a_run_that_has_not_begun(run, loop_of):
@@ -195,7 +199,7 @@ def test_nothing_is_saved_of_a_run_that_has_not_begun(run, loop_of):
     loop, notes = loop_of(run, Recorder("train_begin", fail))
     with pytest.raises(LookupError, match="mine"):
         loop.train()
-    assert loop.stop() is None and notes.saved == []
+    assert loop.stop() == "" and notes.saved == []
 
 
 def test_an_evaluation_may_be_interrupted_before_each_batch(run):

@@ -25,7 +25,6 @@ from towers.app.fields import Role
 from towers.machine import files, terminal
 from towers.machine.words import printable
 from towers.resume import checkpoints, directories
-from towers.resume.checkpoints import Checkpoint
 
 EQUAL, DIFFERENT, NOT_COMPARABLE = 0, 1, 2
 
@@ -145,7 +144,7 @@ def _common_checkpoint(runs: Sequence[Path], step: int) -> tuple[str | None, str
     )
 
 
-def _differences(first: Checkpoint, second: Checkpoint) -> Iterator[str]:
+def _differences(first: checkpoints.Checkpoint, second: checkpoints.Checkpoint) -> Iterator[str]:
     """Yields causes by which two checkpoints differ, from the first to the last in a step."""
     bits = ({name: v.tobytes() for name, v in each.arrays.items()} for each in (first, second))
     names = _places(*bits)

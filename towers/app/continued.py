@@ -44,17 +44,15 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
     saved = TrainConfig.from_json(text)
     check_modules(saved, given, directory, "resume")
     same_place = os.path.realpath(str(given.get("run_dir"))) == os.path.realpath(directory)
-    skipped = ["resume", *["run_dir"] * same_place]
-    if given.get("num_towers") == AUTO:
-        skipped.append("num_towers")  # the run has found its number
     again = set(fields_with(Role.ONCE)) & set(fields_with(Role.FREE))
     if given.get("resume") == AUTO and os.path.exists(given.get("export") or ""):
         again.clear()  # the script ran before and has already exported
-    changed = {
-        k: v
-        for k, v in given.items()
-        if k not in skipped and (k in again or v != getattr(saved, k))
-    }
+    changed = {k: v for k, v in given.items() if k in again or v != getattr(saved, k)}
+    changed.pop("resume", None)
+    if same_place:
+        changed.pop("run_dir", None)
+    if given.get("num_towers") == AUTO:
+        changed.pop("num_towers", None)  # the run has found its number
     free, limit, larger = map(fields_with, (Role.FREE, Role.LIMIT, Role.LARGER))
     refused = []
     for name, value in changed.items():
@@ -68,22 +66,22 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
             f"resume ({directory}) cannot change {', '.join(refused)}: it would be another run. "
             "Beside `resume` give only {}, other {}, or a larger {}.".format(*allowed)
         )
-    moved = saved.data_dir if given.get("data_dir") is None else None
-    if moved is not None and "://" not in moved and not os.path.exists(moved):
+    place = saved.data_dir
+    is_moved = place and "://" not in place and not os.path.exists(place)
+    if is_moved and given.get("data_dir") is None:
         raise ValueError(
-            f"data_dir ({moved}) of the run in {directory} does not exist in {places.here()}. Give "
+            f"data_dir ({place}) of the run in {directory} does not exist in {places.here()}. Give "
             "its new place beside `resume`: data_dir=DIR."
         )
+    values = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}
     if "device" in changed:  # the saved numbers counted other devices
-        changed = {"num_gpus": None, "logical_gpus": None, **changed}
+        values |= {"num_gpus": None, "logical_gpus": None}
     if {"num_gpus", "logical_gpus", "device", "gpus_per_tower"} & changed.keys():
-        changed = {"towers_per_device": None, **changed}  # it counted the devices of then
+        values["towers_per_device"] = None  # it counted the devices of then
     if "gpus_per_tower" in changed:  # the saved stages fit the old number of GPUs
-        changed = {"stages": None, **changed}
-    defaults = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}
-    return dataclasses.replace(
-        saved, **{**defaults, **changed, "run_dir": directory, "resume": directory}
-    )
+        values["stages"] = None
+    values |= {**changed, "run_dir": directory, "resume": directory}
+    return dataclasses.replace(saved, **values)
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:
@@ -112,13 +110,11 @@ def check_modules(
     A name alone can run code, wherever the module lies: `features="os:system"` runs each record of
     the data as a command.
     """
-    named = named_modules(config)
-    names = [name for name in named if name in fields and name not in given]
-    if given.get("trust_run_dir") or not names:
-        return
-    listed = " ".join(f"{name}={named[name]}" for name in names)
-    raise ValueError(
-        f"{argument} ({directory}): its {run_dir.CONFIG} names {printable(listed)}, whose code "
-        "would be executed. If you know who wrote it, add trust_run_dir=True, or give "
-        f"{'these' if len(names) > 1 else 'this'} yourself."
-    )
+    named = named_modules(config).items()
+    listed = " ".join(f"{k}={v}" for k, v in named if k in fields and k not in given)
+    if listed and not given.get("trust_run_dir"):
+        raise ValueError(
+            f"{argument} ({directory}): its {run_dir.CONFIG} names {printable(listed)}, whose "
+            "code would be executed. If you know who wrote it, add trust_run_dir=True, or give "
+            "the names yourself."
+        )

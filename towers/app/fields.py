@@ -85,13 +85,16 @@ def text(
     """Declares a field for text that is not empty; `check(name, text)` may raise ValueError."""
 
     def checked_text(name: str, value: Any) -> str:
-        text = os.fspath(value) if isinstance(value, os.PathLike) else value
-        if not isinstance(text, str) or "\0" in text:
+        if isinstance(value, os.PathLike):
+            value = os.fspath(value)
+        if not isinstance(value, str) or "\0" in value:
             raise value_error(name, value, "text without a zero character")
-        if text == "":
+        if value == "":
             raise ValueError(f"`{name}` is empty; name one, or leave it out.")
-        check(name, text)
-        return places.as_path(text) if is_path else text
+        check(name, value)
+        if is_path:
+            return places.as_path(value)
+        return value
 
     says = Declared("text", help, roles, checked_text, holds=holds)
     return dataclasses.field(default=default, metadata={"declared": says})
@@ -102,12 +105,12 @@ def path(default: str | None, help: str, roles: Role = Role.NONE) -> Any:
     return text(default, help, roles, holds=Holds.PATH, is_path=True)
 
 
-def code(default: str | None, help: str, roles: Role = Role.NONE, *, is_path: bool = False) -> Any:
+def code(default: str | None, help: str, *, is_path: bool = False) -> Any:
     """Declares a field that may name code. In config.json, such a name needs `trust_run_dir`.
 
     is_path: whether the text may also be the path of a file without code.
     """
-    return text(default, help, roles, holds=Holds.CODE, is_path=is_path)
+    return text(default, help, holds=Holds.CODE, is_path=is_path)
 
 
 def count(
@@ -178,13 +181,14 @@ def choice(
     """
 
     def check(name: str, value: Any) -> Any:
-        if isinstance(value, str) and value in errors:
-            raise ValueError(errors[value])
-        if not (isinstance(value, str) and value in choices):
-            raise value_error(name, value, f"one of {', '.join(choices)}")
-        return value
+        if isinstance(value, str):
+            if value in choices:
+                return value
+            if value in errors:
+                raise ValueError(errors[value])
+        raise value_error(name, value, f"one of {', '.join(choices)}")
 
-    errors = dict(refused or {})
+    errors = refused or {}
     says = Declared("choice", help, roles, check, tuple(choices), errors)
     return dataclasses.field(default=default, metadata={"declared": says})
 
@@ -208,7 +212,9 @@ def short_repr(value: Any) -> str:
     short = reprlib.Repr()  # Python 3.12 takes the limits as arguments
     short.maxstring = short.maxother = 100
     text = short.repr(value)
-    return text if len(text) <= 200 else f"{text[:150]}...{text[-40:]}"
+    if len(text) > 200:
+        return f"{text[:150]}...{text[-40:]}"
+    return text
 
 
 def _field(
@@ -218,16 +224,17 @@ def _field(
     roles: Role,
     wanted: str,
     is_right: Callable[[Any], bool],
-    *words: str | None,
+    word: str | None = None,
 ) -> Any:
-    """Declares a field for values for which `is_right` returns True, and for `words`."""
-    known = tuple(word for word in words if word is not None)
-    or_word = f", or {known[0]}" if known else ""
+    """Declares a field for values for which `is_right` returns True, and for `word`."""
 
     def check(name: str, value: Any) -> Any:
-        if not (isinstance(value, str) and value in known or is_right(value)):
-            raise value_error(name, value, wanted + or_word)
+        if not (isinstance(value, str) and value == word or is_right(value)):
+            raise value_error(name, value, wanted)
         return value
 
+    known: tuple[str, ...] = ()
+    if word is not None:
+        known, wanted = (word,), f"{wanted}, or {word}"
     says = Declared(kind, help, roles, check, known)
     return dataclasses.field(default=default, metadata={"declared": says})

@@ -55,18 +55,14 @@ class Loop:
         callbacks: Sequence[keras.callbacks.Callback],
     ) -> None:
         self._run, self._after, self._state = run, after, after.state
-        self._lines, self._files, self._callbacks = lines, list(files), list(callbacks)
+        self._lines, self._files, self._callbacks = lines, files, callbacks
         self._spent = lines.spent
         self._are_trusted = are_trusted(self._callbacks, run.step.strategy)
-        self._has_begun, self._ledger = False, self._make_ledger()
-
-    def _make_ledger(self) -> LedgerFile | None:
-        """Returns the run's ledger if this worker writes one."""
-        run, checkpointer = self._run, self._after.checkpointer
-        if not run.workers.is_chief or run.config.ledger == 0:
-            return None
-        path = checkpointer.directory / LEDGER
-        return LedgerFile(path, run.step.model, run.config.ledger, checkpointer.warn)
+        self._has_begun = False
+        self._ledger: LedgerFile | None = None
+        if run.workers.is_chief and run.config.ledger:
+            file, warn = after.checkpointer.directory / LEDGER, after.checkpointer.warn
+            self._ledger = LedgerFile(file, run.step.model, run.config.ledger, warn)
 
     def train(self) -> None:
         """Trains until all steps are done, or a callback sets `model.stop_training`."""
@@ -158,10 +154,10 @@ class Loop:
             self._after.end_epoch()
         return logs
 
-    def stop(self) -> tuple[int, bool] | None:
+    def stop(self) -> str:
         """Saves a checkpoint after an exception, unless an update had begun and not ended.
 
-        Returns (the newest checkpoint's step, whether this is the run's step), or None without one.
+        Returns "saved at step 1502", or a text about an earlier checkpoint; "" if there is none.
         """
         is_consistent = self._has_begun and not self._state.in_step
         if is_consistent:
@@ -169,7 +165,11 @@ class Loop:
                 self._after.save(is_last=True)
         is_saved = self._after.checkpointer.wait() and is_consistent
         step = self._after.checkpointer.newest_step()
-        return None if step is None else (step, is_saved)
+        if step is None:
+            return ""
+        if is_saved:
+            return f"saved at step {step}"
+        return f"the last checkpoint is that of step {step}"
 
     def _begin(self) -> None:
         """Begins the callbacks, then restores them and the variables from the newest checkpoint."""

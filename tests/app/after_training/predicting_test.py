@@ -258,7 +258,7 @@ def test_an_existing_file_another_kind_and_a_place_that_cannot_be_written_are_re
     for path, words in ((tmp_path / "p.npz", "exists already"), ("p.txt", "must end in .npz or")):
         with pytest.raises(ValueError, match=rf"^out \(.*\) {words}"):
             predict_file(TrainConfig(), Path("none.keras"), str(path), Report())
-    with pytest.raises(ValueError, match=r"^out \(.*\) cannot be written: File exists"):
+    with pytest.raises(ValueError, match=r"^out \(.*\) cannot be used: File exists"):
         write_predictions(str(tmp_path / "p.npz/q.csv"), {})
 
 

@@ -40,8 +40,9 @@ def count(y: Any, outputs: Any) -> np.ndarray:
 
     Raises ValueError for other labels or outputs.
     """
-    labels, found = np.asarray(y), np.asarray(outputs)
-    classes = max(2, found.shape[-1]) if found.ndim == 2 else 0
+    labels, found, classes = np.asarray(y), np.asarray(outputs), 0
+    if found.ndim == 2:
+        classes = max(2, found.shape[1])
     if labels.shape[1:] == (classes,):
         labels = labels.argmax(axis=1)
     if labels.size != len(outputs) or not np.isin(labels, range(classes)).all():
@@ -49,8 +50,10 @@ def count(y: Any, outputs: Any) -> np.ndarray:
             "a confusion matrix needs one class for each example and one output with a value for "
             f"each class; here y is {labels.dtype} {labels.shape}, the output {found.shape}."
         )
-    found = found.argmax(axis=1) if found.shape[1] > 1 else found > 0.5
-    return tf.math.confusion_matrix(labels.reshape(-1), found.reshape(-1), classes).numpy()
+    predicted = found.argmax(axis=1)
+    if found.shape[1] == 1:  # the probability of class 1
+        predicted = found[:, 0] > 0.5
+    return tf.math.confusion_matrix(labels.reshape(-1), predicted, classes).numpy()
 
 
 def show(counts: np.ndarray, path: Path, class_names: Sequence[str], out: Report) -> None:

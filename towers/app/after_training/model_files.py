@@ -20,14 +20,11 @@ _LARGEST_CLASSES = 2**24  # bytes; the 21,841 names of ImageNet take a thirtieth
 def find_file(path: str, argument: str) -> Path:
     """Returns the .keras file itself, or the best one, else the final one, of a run's directory."""
     file = Path(path).expanduser()
-    if not file.is_dir():
-        candidates = [file]
-    else:
-        candidates = [file / run_dir.BEST, file / run_dir.FINAL]
+    if file.is_file():
+        return file
+    for candidate in (file / run_dir.BEST, file / run_dir.FINAL):
         with directories.explained(path, argument):
-            for candidate in candidates:
-                files.check_link(candidate)
-    for candidate in candidates:
+            files.check_link(candidate)
         if candidate.is_file():
             return candidate
     raise ValueError(

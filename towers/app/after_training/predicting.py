@@ -21,7 +21,6 @@ from towers.app.datasets.batches import load_examples
 from towers.resume.epoch import Epoch
 from towers.app.datasets.dataset import Dataset
 from towers.app.datasets.pixels import scale_for_model
-from towers.app.models import load_file
 from towers.app.reporting.report import Report, devices_line, format_loss, format_seconds, labelled
 from towers.app.training.build import find_devices, reads_own_rows
 from towers.app.training.task import PYTHON, load_either
@@ -49,8 +48,7 @@ def evaluate_file(
 
     Raises ValueError if file, data or devices cannot be used, or if the model has no loss.
     """
-    if path is not None and Path(path).exists():
-        raise ValueError(f"out ({path}) exists already; name a new file.")
+    _check_new(path)
     model, dataset, count, batches = _prepare(config, file, out, "evaluate", path is not None)
     if not model.compiled:
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
@@ -83,19 +81,27 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     """
     if not path.endswith((".npz", ".csv")):
         raise ValueError(f"out ({path}) must end in .npz or .csv.")
-    if Path(path).exists():
-        raise ValueError(f"out ({path}) exists already; name a new file.")
+    _check_new(path)
     classes = class_names(file)
     model, dataset, count, batches = _prepare(config, file, out, "predict")
     found = [model.predict_on_batch(keras.utils.unpack_x_y_sample_weight(b)[0]) for b in batches]
-    names = sorted(found[0]) if isinstance(found[0], dict) else getattr(model, "output_names", [])
+    names = getattr(model, "output_names", [])
+    if isinstance(found[0], dict):
+        names = sorted(found[0])
     outputs = [np.concatenate(parts) for parts in zip(*map(tf.nest.flatten, found))]
-    if len(outputs) == 1 or len(set(names)) != len(outputs):
-        names = [f"output_{i}" for i in range(len(outputs))] if outputs[1:] else ["predictions"]
+    if len(outputs) == 1:
+        names = ["predictions"]
+    elif len(set(names)) != len(outputs):
+        names = [f"output_{i}" for i in range(len(outputs))]
     if join_workers().is_chief:
         write_predictions(path, dict(zip(names, outputs, strict=True)), dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
     _export(config, file, dataset, out)
+
+
+def _check_new(path: str | None) -> None:
+    if path is not None and Path(path).exists():
+        raise ValueError(f"out ({path}) exists already; name a new file.")
 
 
 def write_predictions(
@@ -123,37 +129,29 @@ def write_predictions(
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.save(member, output)
 
-    try:
+    with explained(path, "out"):
         target.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(target, write_to)
-    except OSError as error:
-        raise ValueError(f"out ({path}) cannot be written: {error.strerror}.") from error
 
 
 def _write_csv(
     path: Path, outputs: Sequence[np.ndarray], files: Sequence[str], class_names: Sequence[str]
 ) -> None:
     values = outputs[0].astype(np.float64)
-    if (
-        len(outputs) > 1
-        or values.ndim != 2
-        or (values < 0).any()
-        or (np.abs(values.sum(axis=1) - 1) > _LARGEST_DEVIATION).any()
-    ):
+    are_probabilities = len(outputs) == 1 and values.ndim == 2 and not (values < 0).any()
+    if not are_probabilities or (abs(values.sum(axis=1) - 1) > _LARGEST_DEVIATION).any():
         raise ValueError(
             "a .csv file takes the probabilities of one output's classes, which add up to 1 for "
             "each example; this model's outputs have shapes "
             f"{[list(output.shape) for output in outputs]}. Use a file that ends in .npz."
         )
     labels, names = values.argmax(axis=1).tolist(), dict(enumerate(class_names))
-    columns: dict[str, Sequence[object]] = {
-        "file": [printable(file) for file in files],
-        "label": labels,
-        # A model may have more outputs than there were classes.
-        "class": [printable(names.get(label, "")) for label in labels] if names else (),
-        "probability": [f"{probability:.6g}" for probability in values.max(axis=1)],
-    }
-    known = {name: column for name, column in columns.items() if column}
+    known: dict[str, Sequence[object]] = {"label": labels}
+    if files:
+        known = {"file": list(map(printable, files)), **known}
+    if names:  # a model may have more outputs than there were classes
+        known["class"] = [printable(names.get(label, "")) for label in labels]
+    known["probability"] = [f"{probability:.6g}" for probability in values.max(axis=1)]
     # A file's name may not be valid UTF-8; its bytes are kept. Control characters are not, because
     # `cat` would send them to the terminal.
     with path.open("w", encoding="utf-8", errors="surrogateescape", newline="") as file:
@@ -186,7 +184,7 @@ def _prepare(
     if ":" in config.model:  # its module may register layers
         named.import_module(config.model, "model")
     with tf.device(_HOME):
-        model = load_file(file, argument, compile=argument == "evaluate")
+        model = models.load_file(file, argument, compile=argument == "evaluate")
     dataset = _test_data(config, model, file, argument)
     reading = TrainConfig(data_workers=config.data_workers)
     examples = load_examples(dataset.test, reading, dataset.restored)
@@ -202,10 +200,8 @@ def _prepare(
     for warning in dataset.warnings:
         out.warn(warning)
     # A worker that reads only its own examples would lack the labels of the others.
-    own_rows, size = (
-        reads_own_rows(examples) and not needs_labels,
-        config.global_batch_size(num_devices),
-    )
+    own_rows = reads_own_rows(examples) and not needs_labels
+    size = config.global_batch_size(num_devices)
     parallel = parallel_on(
         model,
         devices,
@@ -228,8 +224,8 @@ def _prepare(
 
 def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: str) -> Dataset:
     """Returns the data set; raises ValueError if the model cannot take its test examples."""
-    shapes = (getattr(model, "input_shape", None), getattr(model, "output_shape", None))
-    shape, outputs = (s[1:] if isinstance(s, tuple) else None for s in shapes)
+    shape, outputs = (getattr(model, name, None) for name in ("input_shape", "output_shape"))
+    shape = shape[1:] if isinstance(shape, tuple) else None
     dataset = None
     if argument == "predict" and config.dataset == "image_folder":
         dataset = image_folder.load_flat(config.data_dir, shape or ())
@@ -239,7 +235,7 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
             config.dataset,
             config.data_dir,
             input_shape=shape or (28, 28, 1),
-            num_classes=outputs[-1] if outputs else 10,
+            num_classes=(isinstance(outputs, tuple) and outputs[-1]) or 10,
             features=config.features,
             image_size=config.image_shape,
         )
@@ -251,11 +247,7 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
         raise ValueError(f"{argument} ({file}): dataset={config.dataset} has no test examples.")
     found = dataset.input_shape
     # A None in the model's shape matches any length.
-    if (
-        shape is not None
-        and found is not None
-        and not (tf.TensorShape(shape).is_compatible_with(found))
-    ):
+    if shape is not None and not tf.TensorShape(shape).is_compatible_with(found):
         raise ValueError(
             f"{argument} ({file}) takes inputs of shape {shape}, and dataset={config.dataset} has "
             f"{found}."

@@ -75,7 +75,7 @@ def replay(given: Mapping[str, Any], directory: str, step: int, out: Report) -> 
     others are for `step` itself, by name. "state" and "update" are the variables before and after
     it. "outputs" of the layers and "gradients" are computed on one device.
     """
-    with _copied(given, directory, lambda position: position["step"] < step, 1) as config:
+    with _copied(given, directory, lambda position: position["step"] < step, ledger=1) as config:
         run, state = _made_again(config, lambda run: step, out)
         if state.step != step - 1:
             raise ValueError(f"at ({step:,}): the run in {directory} ends before this step.")
@@ -102,9 +102,7 @@ def audit(given: Mapping[str, Any], directory: str, epoch: int, out: Report) -> 
     with _copied(given, directory, begins) as config:
         _, state = _made_again(config, lambda run: epoch * run.steps_an_epoch + 1, out)
         made = read_ledger(Path(str(config.resume), LEDGER))
-    ours, theirs = ([*lines, *digest] for lines, digest in (
-        (made, state.results[epoch - 1][-1:]), (claimed, weights)
-    ))  # fmt: skip
+    ours, theirs = [*made, *state.results[epoch - 1][-1:]], [*claimed, *weights]
     differ = [then for now, then in zip(ours, theirs, strict=False) if now != then]
     if ours == theirs:
         out.line(f"Equal: {len(made)} lines of {LEDGER}, and the weights after epoch {epoch}")
@@ -120,11 +118,11 @@ def _copied(
     given: Mapping[str, Any],
     directory: str,
     is_wanted: Callable[[Mapping[str, Any]], bool],
-    ledger: int | None = None,
+    **changed: Any,
 ) -> Iterator[TrainConfig]:
     """Gives the configuration of a copy of the run, with its newest wanted checkpoint.
 
-    is_wanted: chooses by the position in a checkpoint. ledger: the steps between two lines.
+    is_wanted: chooses by the position in a checkpoint. changed: fields of the configuration.
     """
     config = continued_config(directory, {**given, "resume": directory})
     folder = Path(directory, directories.CHECKPOINTS)
@@ -138,8 +136,7 @@ def _copied(
     with tempfile.TemporaryDirectory(prefix="towers-replay-") as copy:
         target = Path(copy, directories.CHECKPOINTS, path.name)
         shutil.copytree(path, target, symlinks=True)
-        every = config.ledger if ledger is None else ledger
-        yield dataclasses.replace(config, resume=copy, run_dir=copy, ledger=every)
+        yield dataclasses.replace(config, resume=copy, run_dir=copy, **changed)
 
 
 def _made_again(
@@ -202,8 +199,11 @@ def _inspected(run: Run, state: TrainState) -> dict[str, dict[str, str]]:
 
 def _digests(values: Mapping[str, Any]) -> dict[str, str]:
     """Returns the digests of variables or tensors by name."""
-    tensors = {k: v.value.read_value() if hasattr(v, "path") else v for k, v in values.items()}
-    return {name: as_digits(sum_of_bits(tensor)) for name, tensor in tensors.items()}
+    digests = {}
+    for name, value in values.items():
+        tensor = value.value.read_value() if hasattr(value, "path") else value
+        digests[name] = as_digits(sum_of_bits(tensor))
+    return digests
 
 
 def _noting(

@@ -12,7 +12,9 @@ def load(data_dir: str | None = None) -> Dataset:
 
     data_dir: a directory with the four IDX files; None means Keras' cache.
     """
-    return load_directory("fashion_mnist", data_dir) if data_dir else downloaded("fashion_mnist")
+    if data_dir:
+        return load_directory("fashion_mnist", data_dir)
+    return downloaded("fashion_mnist")
 
 
 def downloaded(name: str) -> Dataset:

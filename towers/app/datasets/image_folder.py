@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from statistics import mode
 from typing import Any, NoReturn
@@ -320,37 +319,48 @@ def _parts(folders: Sequence[str]) -> tuple[str | None, str | None]:
 
 def _images(directory: Path, part: str, classes: list[str], left_out: Counter[str]) -> _Images:
     """Finds all images below `directory`/`part`/CLASS, in Keras' order; counts other files."""
-    labels = {name: label for label, name in enumerate(classes)}
+    top, images = directory / part, _Images()
+    if classes != [""]:
+        _, _, beside = next(os.walk(top))
+        left_out["beside the classes' folders"] += len(_image_files(beside, left_out))
+    for label, name in enumerate(classes):
+        found = []
+        # As in Keras, this may be a link; a link below it is not followed, or it could loop.
+        for root, folders, files in os.walk(top / name, onerror=_raise):
+            folders[:] = _visible(folders)
+            left_out["links to folders"] += sum(os.path.islink(f"{root}/{f}") for f in folders)
+            below = os.path.relpath(root, top / name).removeprefix(".")
+            found += [(below, file) for file in _image_files(files, left_out)]
+        if name and not found:
+            raise ValueError(
+                f"{top / name} holds no image ({', '.join(SUFFIXES)}); add some, or remove the "
+                f"folder. {' '.join(_unused(directory, left_out))}"
+            )
+        for place in sorted(found):
+            images[os.path.join(part, name, *place)] = label
+    return images
+
+
+def _image_files(names: Iterable[str], left_out: Counter[str]) -> list[str]:
+    """Returns the names of images; counts other files, but for hidden ones."""
     found = []
-    top = directory / part
-    # As in Keras, a class folder may be a link; a link below it is not followed, or it could loop.
-    linked = [top / name for name in classes if (top / name).is_symlink()]
-    tops = (top, *linked)
-    for root, folders, files in chain(*(os.walk(path, onerror=_raise) for path in tops)):
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        links = {Path(root, name) for name in folders if os.path.islink(f"{root}/{name}")}
-        left_out["links to folders"] += len(links.difference(linked))
-        name, _, below = os.path.relpath(root, top).removeprefix(".").partition(os.sep)
-        for file in (file for file in files if not file.startswith(".")):
-            suffix = os.path.splitext(file)[1].lower()
-            if suffix not in SUFFIXES:
-                left_out[suffix or "without a suffix"] += 1
-            elif name in labels:
-                found.append((name, below, file))
-            else:
-                left_out["beside the classes' folders"] += 1
-    if empty := sorted(set(classes) - {"", *(name for name, _, _ in found)}):
-        raise ValueError(
-            f"{directory / part / empty[0]} holds no image ({', '.join(SUFFIXES)}); add some, or "
-            f"remove the folder. {' '.join(_unused(directory, left_out))}"
-        )
-    return {os.path.join(part, *place): labels[place[0]] for place in sorted(found)}
+    for name in _visible(names):
+        suffix = os.path.splitext(name)[1].lower()
+        if suffix in SUFFIXES:
+            found.append(name)
+        else:
+            left_out[suffix or "without a suffix"] += 1
+    return found
+
+
+def _visible(names: Iterable[str]) -> list[str]:
+    return sorted(name for name in names if not name.startswith("."))
 
 
 def _folders(directory: Path) -> list[str]:
     """Returns the sorted names of a directory's folders, without hidden ones."""
     _, folders, _ = next(os.walk(directory, onerror=_raise))
-    return sorted(name for name in folders if not name.startswith("."))
+    return _visible(folders)
 
 
 def _raise(error: OSError) -> NoReturn:

@@ -13,4 +13,4 @@ def load(data_dir: str | None = None) -> Dataset:
 
     data_dir: a directory with the four IDX files; None means the embedded files.
     """
-    return load_directory("mnist", EMBEDDED_DIR if data_dir is None else data_dir)
+    return load_directory("mnist", data_dir or EMBEDDED_DIR)

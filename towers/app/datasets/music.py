@@ -24,7 +24,7 @@ def load(data_dir: str | os.PathLike | None = None) -> Dataset:
     data_dir: a directory with train.csv.gz and val.csv.gz, whose rows have 50 notes each; None
         means the embedded files.
     """
-    directory = EMBEDDED_DIR if data_dir is None else Path(data_dir)
+    directory = Path(data_dir or EMBEDDED_DIR)
     train, test = (_read(directory / name) for name in FILE_NAMES)
     return Dataset("music", train, test, NUM_CLASSES, (NUM_STEPS,))
 

@@ -14,7 +14,6 @@ from towers.app.datasets import random_access
 from towers.app.datasets.dataset import Dataset, Found
 from towers.app.datasets.tf_data import Streamed, cause
 from towers.app.datasets.user import named_classes, of_splits
-from towers.app.named import one_line
 from towers.app.reading.examples import ArrayRecords
 from towers.machine.files import open_to_read
 from towers.app.datasets.source import count_elements
@@ -126,7 +125,7 @@ def _tf_records(paths: dict[str, str], where: str, features: str, num_classes: i
         x, y = split.given_spec
     except Exception as error:  # the user's function may raise anything while it is traced
         raise ValueError(
-            f"features ({features!r}) cannot parse a record into (x, y): {one_line(error)[:300]}."
+            f"features ({features!r}) cannot parse a record into (x, y): {named.one_line(error)[:300]}."
         ) from None
     if not all(spec.shape.is_fully_defined() for spec in tf.nest.flatten(x)):
         raise ValueError(f"features ({features!r}): x has an unknown shape; use tf.ensure_shape.")
