@@ -20,9 +20,9 @@ LIBRARY = (
 BESIDE = {"workers": ("machine",)}  # further folders that a folder may import
 # The folders and modules of app/, in such an order, too. The library imports none of them.
 APP = """
-    named monitor run_dir class_weight fields machine_fields training_fields config help
+    child_process named monitor run_dir class_weight fields machine_fields training_fields config help
     completion command_line continued models reading datasets recipe training reporting loop
-    diagnosis after_training run __main__ child_process compare sweep launch
+    diagnosis after_training run __main__ compare sweep launch
 """.split()
 ENTRY_POINTS = (
     "__init__",

@@ -22,7 +22,6 @@ from towers.app.machine_fields import AUTO
 from towers.app.reporting import report, run_files
 from towers.app.reporting.progress import ProgressLines
 from towers.app.reporting.report import Report, format_values, labelled, resume_words
-from towers.app.reporting.run_files import RunFiles, unreadable
 from towers.app.reporting.time_spent import CALLBACKS, TimeSpent, process_seconds
 from towers.app.training import several_workers
 from towers.app.training.build import Run, build, keras_settings
@@ -33,14 +32,11 @@ from towers.app.training_fields import WARN
 from towers.machine import environment, files, hang, places, signals
 from towers.machine.argument_names import names_checked
 from towers.machine.devices import placement
-from towers.machine.places import LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.app import run_dir
 from towers.resume import directories, remote_dir
 from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
-from towers.resume.remote_dir import Mirror
-from towers.resume.directories import is_remote
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
 from towers.workers import watch, workers
@@ -128,7 +124,7 @@ def _check_environment(config: TrainConfig, cluster: Cluster) -> None:
             "`tensorboard` needs the package tensorboard. Install it with: "
             "pip install 'tf-towers[tensorboard]'"
         )
-    if config.resume is None and cluster.is_chief and not is_remote(config.run_dir):
+    if config.resume is None and cluster.is_chief and not directories.is_remote(config.run_dir):
         run_dir.check(config.run_dir)
     export.check(config.export)
     for name, value in (("plan", True), ("profile", True), ("num_towers", AUTO)):
@@ -145,16 +141,17 @@ def _run(
     out: Report,
     begun: Path,
     captured: CapturedStderr | None,
-    mirror: Mirror | None,
+    mirror: remote_dir.Mirror | None,
     spent: TimeSpent,
 ) -> dict[str, list[float]]:
     """Trains, evaluates or profiles in the run's directory, and returns the history."""
     config, cluster = run.config, run.workers
     # Errors of the model and the data come before there is a directory.
     check_writers(cluster, callbacks)
-    unread = unreadable(run.step.model) if config.epochs > 0 and not config.profile else ""
+    unread, verification = "", None
+    if config.epochs > 0 and not config.profile:
+        unread = run_files.unreadable(run.step.model)
     data = several_workers.check_same(run)
-    verification = None
     if config.verify_gradients and not config.profile:
         with failures_explained(config, Path(os.devnull)):
             verification = verified(run)
@@ -186,10 +183,11 @@ def _run(
         if config.profile:
             show_profile(run, directory / run_dir.PROFILE, out)
             return {}
-        if verification is not None and verification.cause:
-            out.warn(f"{verification}. The run continues, because verify_gradients={WARN}.")
-        elif verification is not None:
-            out.line(labelled("Verify", str(verification)))
+        if verification is not None:
+            if verification.cause:
+                out.warn(f"{verification}. The run continues, because verify_gradients={WARN}.")
+            else:
+                out.line(labelled("Verify", str(verification)))
         # The run is complete if it has done all steps or was stopped, and wrote its final model.
         is_over = state.step >= run.num_steps or state.is_stopped(config.early_stopping)
         model: keras.Model | Path = run.step.model
@@ -211,13 +209,15 @@ def _run(
         return history
 
 
-def _make_directory(run: Run, begun: Path, mirror: Mirror | None) -> Path:
+def _make_directory(run: Run, begun: Path, mirror: remote_dir.Mirror | None) -> Path:
     """Makes the directory of a new run, or finds the directory of a resumed run; returns its path."""
     config = run.config
-    made = mirror.copy if mirror else Path(config.resume or "")  # other workers get the chief's
+    place = config.resume or config.run_dir
+    if mirror is not None:
+        place = str(mirror.copy)
+    made = Path(place or "")  # other workers get the chief's
     if run.workers.is_chief and config.resume is None:
         name = "-".join(dict.fromkeys([config.model, config.dataset]))
-        place = str(mirror.copy) if mirror else config.run_dir
         made = run_dir.create(place, name, config.to_json(), begun)
     directory = several_workers.shared_directory(run, made, begun)
     for folder in (run_files.FOLDER, run_dir.PROFILE):  # TensorFlow writes into them
@@ -233,8 +233,11 @@ def _check_position(run: Run, state: TrainState, begun: Path, *, is_new: bool) -
     if is_new and config.init_from is not None and not (begun / config.init_from).is_file():
         raise ValueError(f"init_from ({config.init_from}) is no file; name a .keras file.")
     if state.step > run.num_steps:
-        name = "epochs" if config.epochs * run.steps_an_epoch < state.step else "max_steps"
-        name = "fast_dev_run" if config.fast_dev_run else name
+        name = "max_steps"
+        if config.fast_dev_run:
+            name = "fast_dev_run"
+        elif config.epochs * run.steps_an_epoch < state.step:
+            name = "epochs"
         done = report.amount(state.step, run.steps_an_epoch)
         raise ValueError(
             f"{name} ({getattr(config, name)}) is reached already: the run has done {done}, "
@@ -255,13 +258,12 @@ def _evaluate(run: Run, out: Report) -> dict[str, list[float]]:
 
 def _export(run: Run, model: keras.Model | Path, begun: Path, directory: Path, out: Report) -> None:
     """Exports the trained model, or the model of a complete run's file, if it has a place."""
-    place = run.config.export
-    if place is None and run.config.fast_dev_run and not (directory / run_dir.EXPORT).exists():
-        place = str(directory / run_dir.EXPORT)  # a bad export shows now, not after hours
-    if place is None:
-        return
-    for line in export.export_model(model, str(begun / place), run.class_names, run.divided):
-        out.line(line)
+    place, tried = run.config.export, directory / run_dir.EXPORT
+    if place is None and run.config.fast_dev_run and not tried.exists():
+        place = str(tried)  # a bad export shows now, not after hours
+    if place is not None:
+        for line in export.export_model(model, str(begun / place), run.class_names, run.divided):
+            out.line(line)
 
 
 def _train(
@@ -275,18 +277,22 @@ def _train(
 ) -> None:
     """Trains the remaining epochs and writes final.keras; `words` returns a command to resume."""
     config, cluster, directory = run.config, run.workers, checkpointer.directory
-    files = RunFiles(run, directory, state, out.warn)
-    writers: list[keras.callbacks.Callback] = [files] if cluster.is_chief else []
-    if cluster.is_chief and config.tensorboard:
-        writers.append(run_files.TensorBoardLog(directory / run_files.FOLDER, out.warn))
+    files = run_files.RunFiles(run, directory, state, out.warn)
+    writers: list[keras.callbacks.Callback] = []
+    if cluster.is_chief:
+        writers.append(files)
+        if config.tensorboard:
+            writers.append(run_files.TensorBoardLog(directory / run_files.FOLDER, out.warn))
     lines = ProgressLines(out, run, state, spent)
-    timeout = config.hang_timeout if cluster.num_workers == 1 else 0
+    seconds = None if config.hang_timeout == AUTO else float(config.hang_timeout)
+    if cluster.num_workers > 1:
+        seconds = 0.0
     name = "hang_timeout" if is_python(config) else "--hang_timeout"
     with hang.Watch(
         placement(run.step.tower_devices, run.step.local_towers.start),
         f"Resume from the last checkpoint: {words()}. "
         f"If it was at work, give it time with a larger {name}.",
-        None if timeout == AUTO else float(timeout),
+        seconds,
         log=directory / several_workers.log_name(cluster),
         leave=out.close,
     ):
@@ -296,10 +302,8 @@ def _train(
             try:
                 loop.train()
             except BaseException as error:
-                if (saved := loop.stop()) is not None:
-                    step, is_saved = saved
-                    what = "saved at" if is_saved else "the last checkpoint is that of"
-                    out.line(f"{what} step {step}. Resume: {words()}")
+                if saved := loop.stop():
+                    out.line(f"{saved}. Resume: {words()}")
                 if isinstance(error, NonFiniteError):
                     raise NonFiniteError(
                         f"step {state.step + 1:,}: {error} The update was not made. Lower "
@@ -315,8 +319,10 @@ def _train(
             try:
                 with spent.within(CALLBACKS):
                     files.save_final()
-            except LostDirectoryError as error:
-                fault = LostDirectoryError(f"{error} Make room, then continue the run: {words()}.")
+            except places.LostDirectoryError as error:
+                fault = places.LostDirectoryError(
+                    f"{error} Make room, then continue the run: {words()}."
+                )
             except NonFiniteError as error:
                 fault = NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
             except ValueError as error:

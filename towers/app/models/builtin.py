@@ -12,8 +12,10 @@ import keras
 from keras.layers import Add, BatchNormalization, CategoryEncoding, Conv2D, Dense, Dropout, Flatten
 from keras.layers import GlobalAveragePooling2D, MaxPooling2D, ReLU, Reshape, ZeroPadding2D
 
+Shape = tuple[int, ...]  # of one example
 
-def cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+
+def cnn(input_shape: Shape, num_classes: int) -> keras.Model:
     """Builds the Keras MNIST convnet, with 1,199,882 parameters at (28, 28, 1) and 10 classes.
 
     Source of layers and dropout rates: keras-team/keras 2.x, examples/mnist_cnn.py, which reaches a
@@ -23,7 +25,7 @@ def cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     return _classifier("cnn", input_shape, num_classes, convolutions)
 
 
-def notebook_cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+def notebook_cnn(input_shape: Shape, num_classes: int) -> keras.Model:
     """Builds the Keras multi-GPU notebook's convnet, with 2,354,250 parameters at (28, 28, 1).
 
     The notebook reports a test accuracy of 0.989 to 0.993 after 12 epochs with 128 examples a
@@ -38,7 +40,7 @@ def notebook_cnn(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
     return _classifier("notebook_cnn", input_shape, num_classes, convolutions)
 
 
-def mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+def mlp(input_shape: Shape, num_classes: int) -> keras.Model:
     """Builds a perceptron of 784-2048-2048-10 units on MNIST, with 5,824,522 parameters.
 
     Its width makes averaging and update dominate a step. It flattens examples of any shape.
@@ -51,7 +53,7 @@ def mlp(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
 
 
 def _classifier(
-    name: str, input_shape: tuple[int, ...], num_classes: int, convolutions: list
+    name: str, input_shape: Shape, num_classes: int, convolutions: list
 ) -> keras.Model:
     return keras.Sequential(
         [
@@ -78,7 +80,7 @@ _DROPOUT = 0.2
 def rnn(
     name: str,
     layer: Callable[..., keras.layers.Layer],
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     num_classes: int,
     *,
     num_layers: int,
@@ -129,7 +131,7 @@ BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON = 0.9, 1e-5
 
 
 def build_small(
-    name: str, input_shape: tuple[int, ...], num_classes: int, *, num_blocks: int
+    name: str, input_shape: Shape, num_classes: int, *, num_blocks: int
 ) -> keras.Model:
     """Builds a residual network of 6 * num_blocks + 2 layers.
 
@@ -154,7 +156,7 @@ def build_small(
 
 def build_bottlenecks(
     name: str,
-    input_shape: tuple[int, ...],
+    input_shape: Shape,
     num_classes: int,
     *,
     num_blocks: Sequence[int],
@@ -188,7 +190,7 @@ resnet20 = partial(build_small, "resnet20", num_blocks=3)
 resnet50 = partial(build_bottlenecks, "resnet50", num_blocks=(3, 4, 6, 3))
 
 
-def resnet(input_shape: tuple[int, ...], num_classes: int) -> keras.Model:
+def resnet(input_shape: Shape, num_classes: int) -> keras.Model:
     """Builds ResNet-20 for images lower or narrower than 64 pixels, ResNet-50 for others."""
     is_small = min(input_shape[:2], default=0) < 64  # ResNet-50 begins with two strides of 2
     return (resnet20 if is_small else resnet50)(input_shape, num_classes)
@@ -236,7 +238,7 @@ def classify(x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:
     )(x)
 
 
-def _image(name: str, input_shape: tuple[int, ...]) -> keras.KerasTensor:
+def _image(name: str, input_shape: Shape) -> keras.KerasTensor:
     if len(input_shape) != 3:
         raise ValueError(
             f"model={name} needs images (height, width, channels), but the examples have shape "

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from towers.app import named
-from towers.app.named import one_line
 
 MEND = "Fix it, then continue with `resume`."
 
@@ -108,7 +107,7 @@ def real_array(value: Any, name: str) -> np.ndarray:
         array = np.asarray(value)
     except Exception as error:  # rows differ in length, or a library's type raises any error
         raise ValueError(
-            f"{name} ({type(value).__name__}) is no array ({one_line(error)}): pad its rows to one "
+            f"{name} ({type(value).__name__}) is no array ({named.one_line(error)}): pad its rows to one "
             "length; data in memory may be a tf.RaggedTensor."
         ) from None
     if array.dtype.kind == "c":
@@ -143,7 +142,7 @@ def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf,
         example = examples[index]
     except (Exception, SystemExit) as error:  # the source may raise anything
         raise ValueError(
-            f"{where}: example {index} cannot be read: {one_line(error)}. {MEND}"
+            f"{where}: example {index} cannot be read: {named.one_line(error)}. {MEND}"
         ) from error
     if not isinstance(example, tuple | list) or len(example) != 2:
         what = type(example).__name__

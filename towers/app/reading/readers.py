@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from towers.app.child_process import outcome
 from towers.app.named import one_line
 from towers.app.reading.examples import Source
 
@@ -112,16 +113,15 @@ class _Reader:
             return self._connection.recv()  # type: ignore[no-any-return]
         except (EOFError, OSError):
             self._process.join()
-            code, index = self._process.exitcode or 0, self._index.value
-            how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
-            why = (
-                f"at example {index}. If memory was too small, use fewer `data_workers`."
-                if index >= 0
-                else "before the first one. It imports the script that runs: begin that with "
-                "if __name__ == '__main__', or use data_workers=0."
-            )
+            how, index = outcome(self._process.exitcode or 0), self._index.value
+            where = f"at example {index}. If memory was too small, use fewer `data_workers`."
+            if index < 0:
+                where = (
+                    "before the first one. It imports the script that runs: begin that with "
+                    "if __name__ == '__main__', or use data_workers=0."
+                )
             raise ValueError(
-                f"{self._where}: a process that reads examples has ended {how} {why}"
+                f"{self._where}: a process that reads examples {how} {where}"
             ) from None
 
 

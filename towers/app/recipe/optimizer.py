@@ -16,6 +16,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.optimizers import LossScaleOptimizer, Optimizer, schedules
 from keras.optimizers.schedules import LearningRateSchedule
 
 from towers.app.config import TrainConfig, fields_with
@@ -35,7 +36,7 @@ class WarmUp(LearningRateSchedule):
 
     def __init__(self, rate: float, warmup_steps: int, after: Any) -> None:
         if isinstance(after, dict):
-            after = keras.optimizers.schedules.deserialize(after)
+            after = schedules.deserialize(after)
         self.rate, self.warmup_steps, self.after = rate, warmup_steps, after
 
     def __call__(self, step: Any) -> tf.Tensor:
@@ -46,7 +47,7 @@ class WarmUp(LearningRateSchedule):
 
     def get_config(self) -> dict[str, Any]:
         """Returns the arguments of `__init__`, with `after` serialized by Keras."""
-        after = keras.optimizers.schedules.serialize(self.after)
+        after = schedules.serialize(self.after)
         return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": after}
 
 
@@ -57,7 +58,7 @@ def make_schedule(
 
     Raises ValueError if the warm-up is not shorter than the run.
     """
-    schedules, warm = keras.optimizers.schedules, config.warmup_steps
+    warm = config.warmup_steps
     steps = max(1, config.num_steps(steps_an_epoch))
     if warm >= steps:
         raise ValueError(
@@ -100,14 +101,14 @@ def schedule_notes(config: TrainConfig, steps_an_epoch: int) -> list[str]:
 
 
 @contextmanager
-def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[None]:
+def plain_schedule(optimizer: Optimizer | None) -> Iterator[None]:
     """Leaves out an optimizer's `WarmUp` within the context, so that its file needs no towers."""
     inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
     config = {} if inner is None else inner.get_config().get("learning_rate")
     if not isinstance(config, dict) or config.get("registered_name") != "towers>WarmUp":
         yield
         return
-    warm_up = keras.optimizers.schedules.deserialize(config)
+    warm_up = schedules.deserialize(config)
     inner.learning_rate = warm_up.after
     try:
         yield
@@ -117,7 +118,7 @@ def plain_schedule(optimizer: keras.optimizers.Optimizer | None) -> Iterator[Non
 
 def make_optimizer(
     config: TrainConfig, name: str, steps_an_epoch: int
-) -> keras.optimizers.Optimizer:
+) -> Optimizer:
     """Makes the Keras optimizer with this name, in any case; with mixed_float16, it scales losses.
 
     Raises ValueError if Keras has none, or if the optimizer lacks a configured argument.
@@ -125,14 +126,14 @@ def make_optimizer(
     not_alone = ("Optimizer", "LossScaleOptimizer", "MultiOptimizer", "OptimizerMap")
     classes = {}
     for key, value in inspect.getmembers(keras.optimizers, inspect.isclass):
-        if issubclass(value, keras.optimizers.Optimizer) and key not in not_alone:
+        if issubclass(value, Optimizer) and key not in not_alone:
             classes[key.lower()] = value
     kind = classes.get(name.lower())
     if kind is None:
         raise ValueError(f"optimizer ({name!r}) must be one of {', '.join(sorted(classes))}.")
     optimizer = kind(**_arguments(config, kind, steps_an_epoch))
     if config.precision == "mixed_float16":
-        return keras.optimizers.LossScaleOptimizer(optimizer)
+        return LossScaleOptimizer(optimizer)
     return optimizer
 
 
@@ -143,8 +144,8 @@ def given(config: TrainConfig) -> list[str]:
 
 
 def override_optimizer(
-    optimizer: keras.optimizers.Optimizer, config: TrainConfig, steps_an_epoch: int
-) -> keras.optimizers.Optimizer:
+    optimizer: Optimizer, config: TrainConfig, steps_an_epoch: int
+) -> Optimizer:
     """Returns a compiled model's optimizer with the configured arguments, or its replacement.
 
     The optimizer keeps its state if at most the learning rate changes; else a new one is made.
@@ -170,16 +171,16 @@ def override_optimizer(
         changed = type(inner).from_config({**inner.get_config(), **arguments})
         if inner is optimizer:
             return changed
-        return keras.optimizers.LossScaleOptimizer(changed)
+        return LossScaleOptimizer(changed)
     return optimizer
 
 
-def shown_rate(optimizer: keras.optimizers.Optimizer, config: TrainConfig) -> float:
+def shown_rate(optimizer: Optimizer, config: TrainConfig) -> float:
     """Returns the current learning rate, or with a warm-up, the rate at the warm-up's end."""
     if config.warmup_steps:
         rate = optimizer.get_config()["learning_rate"]
         if isinstance(rate, dict):
-            return float(keras.optimizers.schedules.deserialize(rate)(config.warmup_steps))
+            return float(schedules.deserialize(rate)(config.warmup_steps))
     return float(optimizer.learning_rate)
 
 

@@ -23,7 +23,6 @@ from towers.machine.devices import HOST
 from towers.machine.places import LostDirectoryError
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
-from towers.resume.checkpoints import is_finite, step_of
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.resume.train_state import TrainState
 from towers.step.errors import NonFiniteError
@@ -75,7 +74,7 @@ class RunFiles(keras.callbacks.Callback):
     def on_train_begin(self, logs: Any = None) -> None:
         """Sets the files back to the run's position, because later epochs are computed again."""
         state, folder = self._train_state, self._directory / directories.CHECKPOINTS
-        paths = [p for p in checkpoints.find(folder) if state.best_step == step_of(p)]
+        paths = [p for p in checkpoints.find(folder) if state.best_step == checkpoints.step_of(p)]
         if state.best_saved != state.best_step and paths:  # that epoch could not write best.keras
             groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
             before = copy_arrays(groups)
@@ -178,7 +177,7 @@ def save_model(model: keras.Model, path: Path, *, is_checked: bool = False) -> N
     end = "."
     if path.exists():
         end = "; what it held before is intact."
-    if not all(is_finite(weight.value.numpy()) for weight in model.weights):
+    if not all(checkpoints.is_finite(weight.value.numpy()) for weight in model.weights):
         raise NonFiniteError(f"{path} is not written: the model holds NaN or infinite values{end}")
     try:
         with watch.at_work(f"writing {path}"), plain_schedule(getattr(model, "optimizer", None)):

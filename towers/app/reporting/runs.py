@@ -58,9 +58,10 @@ def _state(folder: Path, step: int) -> str:
     try:
         with files.open_to_read(folder / directories.LOCK) as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        is_complete = int(files.read_text(folder / directories.COMPLETE)) == step
+        if int(files.read_text(folder / directories.COMPLETE)) == step:
+            return "complete"
     except BlockingIOError:
         return "running"
     except FileNotFoundError:
-        is_complete = False
-    return "complete" if is_complete else "stopped"
+        pass
+    return "stopped"

@@ -66,8 +66,12 @@ class TimeSpent:
     @contextmanager
     def in_step(self, step: int) -> Iterator[None]:
         """Counts the time of the step with this number; the first step has number 1."""
-        part = REPEATED if step <= self._repeats_to else STEPS
-        with self.within(FIRST if self._is_first else part):
+        part = STEPS
+        if self._is_first:
+            part = FIRST
+        elif step <= self._repeats_to:
+            part = REPEATED
+        with self.within(part):
             yield
         self._is_first, self._step = False, max(step, self._step)
 
@@ -116,7 +120,7 @@ class TimeSpent:
 
     def _add(self, written: Any) -> None:
         """Adds what earlier processes have written."""
-        seconds = {part: float(written["seconds"].get(part, 0)) for part in PARTS}
+        seconds = {part: float(written["seconds"][part]) for part in PARTS}
         num_starts, step = int(written["starts"]), int(written["step"])
         self.seconds = {part: self.seconds[part] + seconds[part] for part in PARTS}
         self.num_starts, self._step, self._repeats_to = num_starts + 1, step, step

@@ -24,18 +24,9 @@ if __name__ != "__main__":
 
 # Flags of train.py, with its defaults.
 _SHARED = (
-    "dataset",
-    "data_dir",
-    "image_size",
-    "max_steps",
-    "optimizer",
-    "learning_rate",
-    "seed",
-    "precision",
-    "device",
-    "early_stopping",
-    "noise_scale",
-)
+    "dataset data_dir image_size max_steps optimizer learning_rate seed precision device "
+    "early_stopping noise_scale"
+).split()
 
 
 def define_flags() -> None:
@@ -85,12 +76,14 @@ def sweep(argv: list[str]) -> int:
     if not command_line.parse_flags(argv, __doc__):
         return 0
     given = flags.FLAGS
-    epochs = given.epochs or (1 if given.max_steps is None else TrainConfig.epochs)
+    epochs = given.epochs or 1
+    if given.epochs is None and given.max_steps is not None:
+        epochs = TrainConfig.epochs
     values: dict[str, Any] = {name: given[name].value for name in (*_SHARED, "num_towers")}
     shared = TrainConfig(epochs=epochs, **values)
     cells = make_cells(given.model, given.batch_sizes, given.gpu_counts, shared)
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
-    out_dir = RUNS / name if given.out_dir is None else Path(given.out_dir).expanduser()
+    out_dir = Path(given.out_dir or RUNS / name).expanduser()
     rows = run_sweep(cells, shared, out_dir)
     return command_line.OTHER_FAILURE if all(row.error for row in rows) else 0
 

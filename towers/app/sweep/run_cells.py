@@ -28,9 +28,10 @@ from towers.app import child_process
 from towers.app.command_line import show
 from towers.app.config import TrainConfig
 from towers.app.named import one_line
+from towers.app.reporting.charts import or_warning
 from towers.app.sweep import table
 from towers.app.sweep.chart import draw_sweep
-from towers.app.sweep.table import Row, advice
+from towers.app.sweep.table import Row
 from towers.machine import files, nvidia
 from towers.machine.words import counted
 from towers.app import run_dir
@@ -197,13 +198,11 @@ def _conclude(out_dir: Path, shared: TrainConfig, rows: list[Row]) -> list[Row]:
             length = counted(shared.max_steps, "step")
         devices = "GPUs" if on_gpus else "logical CPU devices, which say little about GPUs"
         note = f"{length} each; {shared.precision}; {devices}"
-        try:
+        with or_warning(CHART, lambda text: show(f"Warning   {text}")):
             draw_sweep(out_dir / CHART, done, title, note)
             written.append(CHART)
-        except Exception as error:  # a failed picture must not end the sweep
-            show(f"Warning   {CHART} cannot be drawn: {one_line(error)}.")
     show(f"Wrote     {', '.join(str(out_dir / name) for name in written)}")
-    show(f"Advice    {advice(rows, on_gpus)}")
+    show(f"Advice    {table.advice(rows, on_gpus)}")
     return rows
 
 
