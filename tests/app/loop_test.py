@@ -169,14 +169,14 @@ def test_a_signal_waits_for_the_end_of_a_step_and_the_run_is_saved(run, loop_of,
     assert recorder.told[-1] == moment and state.step == step
     assert loop.stop() == f"saved at step {step}" and notes.saved[-1] == step
     notes.is_written = False
-    assert loop.stop() == f"the last checkpoint is that of step {step}"
+    assert loop.stop() == f"the last checkpoint is from step {step}"
 
 
 @pytest.mark.parametrize(
     "error, said, count",
     [
         (NonFiniteError("tower 0"), "saved at step 0", 2),
-        (RuntimeError("half"), "the last checkpoint is that of step 0", 1),
+        (RuntimeError("half"), "the last checkpoint is from step 0", 1),
     ],
 )
 def test_an_update_that_fails_may_have_changed_anything_but_for_one_that_was_not_made(

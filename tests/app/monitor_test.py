@@ -9,7 +9,7 @@ from towers.resume.train_state import TrainState
 
 LOWEST_LOSS = Monitor("val_loss", highest=False)
 DIRECTIONS = {"loss": "down", "mae": "down", "auc": "up", "mean": None}
-COLUMNS = [*DIRECTIONS, *(f"val_{name}" for name in DIRECTIONS)]
+COLUMNS = [*DIRECTIONS, *(f"val_{name}" for name in DIRECTIONS), "noise_scale"]
 
 
 def best_of(train_state):
@@ -119,6 +119,7 @@ def test_the_direction_is_the_metrics_or_what_is_asked_for(column, mode, highest
     [
         ("val_acc", r"monitor \('val_acc'\) must be a column: loss, mae, auc, mean, val_loss, "),
         ("val_mean", "does not know whether its highest .* monitor_mode=max or monitor_mode=min"),
+        ("noise_scale", "does not know whether its highest"),
     ],
 )
 def test_a_column_that_is_not_there_or_has_no_direction_is_refused(column, message):

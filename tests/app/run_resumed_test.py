@@ -255,7 +255,7 @@ def test_an_error_inside_a_step_leaves_the_checkpoint_before_it(capsys):
     with pytest.raises(ValueError, match="^step [0-9]: .*too large.*labels and weights of this b"):
         towers.train(config(run_dir="run", checkpoint_every=1, **failing))
     (path, *_) = checkpoints.find(RUN / "checkpoints")
-    said = f"the last checkpoint is that of step {checkpoints.step_of(path)}. Resume: "
+    said = f"the last checkpoint is from step {checkpoints.step_of(path)}. Resume: "
     assert said in capsys.readouterr().out
     assert checkpoints.is_good(path)
 

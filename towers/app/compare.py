@@ -125,13 +125,12 @@ def _common_checkpoint(runs: Sequence[Path], step: int) -> tuple[str | None, str
 
     Raises ValueError if the runs have no common checkpoint before the step.
     """
-    folders = [run / directories.CHECKPOINTS for run in runs]
-    names = [{path.name for path in checkpoints.find(folder)} for folder in folders]
-    common = [p for p in checkpoints.find(folders[0]) if p.name in names[0] & names[1]]
+    folder, other = (run / directories.CHECKPOINTS for run in runs)
+    names = [path.name for path in checkpoints.find(other)]
     changed = ""
-    for path in common:
-        if checkpoints.step_of(path) < step:
-            both = (checkpoints.read(folder / path.name) for folder in folders)
+    for path in checkpoints.find(folder):
+        if path.name in names and checkpoints.step_of(path) < step:
+            both = checkpoints.read(path), checkpoints.read(other / path.name)
             difference = next(_differences(*both), "")
             if not difference:
                 return path.name, changed
@@ -146,8 +145,8 @@ def _common_checkpoint(runs: Sequence[Path], step: int) -> tuple[str | None, str
 
 def _differences(first: checkpoints.Checkpoint, second: checkpoints.Checkpoint) -> Iterator[str]:
     """Yields causes by which two checkpoints differ, from the first to the last in a step."""
-    bits = ({name: v.tobytes() for name, v in each.arrays.items()} for each in (first, second))
-    names = _places(*bits)
+    pairs = zip(first.arrays.items(), second.arrays.values(), strict=False)
+    names = [name for (name, a), b in pairs if a.tobytes() != b.tobytes()]
     for cause in ("noise", "parameters", "update"):
         yield from (f"{cause}: {name}" for name in names if _cause_of(name) == cause)
 

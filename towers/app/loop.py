@@ -169,7 +169,7 @@ class Loop:
             return ""
         if is_saved:
             return f"saved at step {step}"
-        return f"the last checkpoint is that of step {step}"
+        return f"the last checkpoint is from step {step}"
 
     def _begin(self) -> None:
         """Begins the callbacks, then restores them and the variables from the newest checkpoint."""

@@ -169,12 +169,10 @@ def _inspected(run: Run, state: TrainState) -> dict[str, dict[str, str]]:
     epoch = Epoch(run.batch_size, run.config.seed, state.epoch, state.epoch_step, step.own_rows)
     batch = next(iter(prefetched(step, run.train.batches(epoch))))
     data = map_tensors(as_tensor, (*batch[:-1], None)[:3])
-    variables = {
-        f"{group}/{i}/{variable.path}": variable
-        for group, found in variables_of(step).items()
-        for i, variable in enumerate(found)
-        if group != "metrics"
-    }
+    variables: dict[str, Any] = {}
+    for group, found in variables_of(step).items():
+        if group != "metrics":
+            variables |= {f"{group}/{i}/{v.path}": v for i, v in enumerate(found)}
     before = _digests(variables)
     alone = step.steps.divided["gradients"]
     alone.prepare(data)  # without the notes below, which would be taken back as its assignments

@@ -21,8 +21,11 @@ from towers.app.datasets.user import from_splits
 from towers.app.named import reading
 from towers.machine import files
 
-FILE_NAMES = tuple(
-    f"{part}-{what}-ubyte" for part in ("train", "t10k") for what in ("images-idx3", "labels-idx1")
+FILE_NAMES = (
+    "train-images-idx3-ubyte",
+    "train-labels-idx1-ubyte",
+    "t10k-images-idx3-ubyte",
+    "t10k-labels-idx1-ubyte",
 )
 # The limit for the values in a gzipped file, twice the largest of the MNIST family (EMNIST ByClass,
 # 547 MB).
@@ -58,8 +61,8 @@ def of_ten_classes(name: str, splits: Any, where: Sequence[str] = ()) -> Dataset
 
 def _find(name: str, directory: Path, file_name: str) -> Path:
     """Returns the path of a file of the data set `name`, in one of its spellings."""
-    spellings = [file_name, file_name.replace("-idx", ".idx")]
-    candidates = [spelling + suffix for spelling in spellings for suffix in ("", ".gz")]
+    dotted = file_name.replace("-idx", ".idx")
+    candidates = [file_name, f"{file_name}.gz", dotted, f"{dotted}.gz"]
     for candidate in candidates:
         # Kaggle's archive also has directories of these names; reading a pipe would wait forever.
         if (directory / candidate).is_file():

@@ -85,8 +85,9 @@ def scaling_layer(model: keras.Model, parts: Sequence[bool]) -> str | None:
             values = [np.asarray(v) for v in found if v is not None]
             if any((v.ndim >= _RANK or len(parts) == 1) and _largest(v) > 1 for v in values):
                 return str(layer.name)
-    models = [layer for layer in all_layers(model) if getattr(layer, "inputs", None)]
-    pixels = {id(tensor) for inner in models for tensor in tf.nest.flatten(inner.inputs)}
+    pixels = set[int]()  # tensors that hold pixels, by their ids
+    for inner in all_layers(model):
+        pixels.update(map(id, tf.nest.flatten(getattr(inner, "inputs", None) or [])))
     for operation, outputs, arguments in calls_in_order(model) or ():
         taken = map(id, keras.tree.flatten(arguments))
         if getattr(operation, "weights", None) or pixels.isdisjoint(taken):

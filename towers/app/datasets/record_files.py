@@ -55,12 +55,8 @@ def find(dataset: str, data_dir: str | None) -> tuple[list[str], list[str]]:
     if data_dir is None:
         raise ValueError(f"dataset={dataset} needs data_dir=DIR, with {forms}.")
     directory = Path(data_dir)
-    names = sorted(
-        str(path.relative_to(directory))
-        for pattern in (f"*.{dataset}*", f"*/*.{dataset}*")
-        for path in directory.glob(pattern)
-        if path.is_file()
-    )
+    paths = [*directory.glob(f"*.{dataset}*"), *directory.glob(f"*/*.{dataset}*")]
+    names = sorted(str(path.relative_to(directory)) for path in paths if path.is_file())
 
     def named_for(word: str) -> list[str]:
         return [name for name in names if word in re.split(r"[^a-z]+", name.lower())]

@@ -52,9 +52,7 @@ def mlp(input_shape: Shape, num_classes: int) -> keras.Model:
     return model
 
 
-def _classifier(
-    name: str, input_shape: Shape, num_classes: int, convolutions: list
-) -> keras.Model:
+def _classifier(name: str, input_shape: Shape, num_classes: int, convolutions: list) -> keras.Model:
     return keras.Sequential(
         [
             keras.Input(input_shape),
@@ -130,9 +128,7 @@ _RESIDUAL_L2 = keras.regularizers.L2(1e-4 / 2)
 BATCH_NORM_MOMENTUM, BATCH_NORM_EPSILON = 0.9, 1e-5
 
 
-def build_small(
-    name: str, input_shape: Shape, num_classes: int, *, num_blocks: int
-) -> keras.Model:
+def build_small(name: str, input_shape: Shape, num_classes: int, *, num_blocks: int) -> keras.Model:
     """Builds a residual network of 6 * num_blocks + 2 layers.
 
     Three stages have 16, 32 and 64 filters and halve the image in between (He et al., section 4.2).

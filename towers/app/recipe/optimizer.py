@@ -116,9 +116,7 @@ def plain_schedule(optimizer: Optimizer | None) -> Iterator[None]:
         inner.learning_rate = warm_up
 
 
-def make_optimizer(
-    config: TrainConfig, name: str, steps_an_epoch: int
-) -> Optimizer:
+def make_optimizer(config: TrainConfig, name: str, steps_an_epoch: int) -> Optimizer:
     """Makes the Keras optimizer with this name, in any case; with mixed_float16, it scales losses.
 
     Raises ValueError if Keras has none, or if the optimizer lacks a configured argument.
@@ -143,9 +141,7 @@ def given(config: TrainConfig) -> list[str]:
     return [name for name in names if getattr(config, name) != getattr(TrainConfig, name)]
 
 
-def override_optimizer(
-    optimizer: Optimizer, config: TrainConfig, steps_an_epoch: int
-) -> Optimizer:
+def override_optimizer(optimizer: Optimizer, config: TrainConfig, steps_an_epoch: int) -> Optimizer:
     """Returns a compiled model's optimizer with the configured arguments, or its replacement.
 
     The optimizer keeps its state if at most the learning rate changes; else a new one is made.
