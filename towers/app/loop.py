@@ -12,7 +12,7 @@ The writers of the run's files are Keras callbacks, like the user's callbacks.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -95,7 +95,9 @@ class Loop:
         pace.start_epoch()
         count = min(run.steps_an_epoch, run.num_steps - state.epoch * run.steps_an_epoch)
         # As in Keras, a stop in mid-epoch leaves only validation; before an epoch, one step.
-        left = 0 if model.stop_training and state.epoch_step > 0 else count - state.epoch_step
+        left = count - state.epoch_step
+        if model.stop_training and state.epoch_step > 0:
+            left = 0
         batches = self._spent.reading(prefetched(run.step, run.train.batches(epoch)))
         for _, batch in zip(range(left), batches, strict=False):
             self._update(batch)
@@ -128,7 +130,9 @@ class Loop:
             raise
         state.add_step(means)
         if self._ledger is not None:
-            values = None if run.step.own_rows else batch[:-1]  # not the placed shards
+            values = batch[:-1]  # not the placed shards
+            if run.step.own_rows:
+                values = None
             self._ledger.add(state.epoch + 1, state.step, state.step - 1, lambda: values)
         self._lines.pace.add_step(tf.nest.flatten(batch.x)[0].shape[0])
         self._tell("on_train_batch_end", state.epoch_step - 1, means)
@@ -211,7 +215,9 @@ def evaluate(
     run.step.reset_metrics()
     logs: dict[str, Any] = {}
     batches = run.test.batches(Epoch(run.batch_size, rows=run.step.own_rows))
-    steps = range(FAST_STEPS) if run.config.fast_dev_run else itertools.count()
+    steps: Iterable[int] = itertools.count()
+    if run.config.fast_dev_run:
+        steps = range(FAST_STEPS)
     for i, batch in zip(steps, prefetched(run.step, batches), strict=False):
         check()
         tell("on_test_batch_begin", i)

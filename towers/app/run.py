@@ -80,7 +80,7 @@ def train(
             the trained model holds NaN or infinite values, or Keras does not read it back.
         LostDirectoryError: final.keras or best.keras could not be written.
     """
-    spent = TimeSpent(0.0 if captured is None else process_seconds())
+    spent = TimeSpent(process_seconds() if captured else 0.0)
     environment.check()
     begun = places.here()  # data, layers and callbacks may move the process
     cluster = workers.join_workers()
@@ -96,7 +96,9 @@ def train(
         out = stack.enter_context(closing(report.report_of(cluster, lines)))
         if captured is not None:
             stack.enter_context(out.show_warnings())
-        url = config.run_dir if cluster.is_chief and not config.plan else None
+        url = None
+        if cluster.is_chief and not config.plan:
+            url = config.run_dir
         mirror = stack.enter_context(
             remote_dir.mirrored(url, out.warn, resume=config.resume is not None)
         )
@@ -148,9 +150,8 @@ def _run(
     config, cluster = run.config, run.workers
     # Errors of the model and the data come before there is a directory.
     check_writers(cluster, callbacks)
-    unread, verification = "", None
-    if config.epochs > 0 and not config.profile:
-        unread = run_files.unreadable(run.step.model)
+    trains, verification = config.epochs > 0 and not config.profile, None
+    unread = trains and run_files.unreadable(run.step.model)
     data = several_workers.check_same(run)
     if config.verify_gradients and not config.profile:
         with failures_explained(config, Path(os.devnull)):
@@ -183,11 +184,10 @@ def _run(
         if config.profile:
             show_profile(run, directory / run_dir.PROFILE, out)
             return {}
-        if verification is not None:
-            if verification.cause:
-                out.warn(f"{verification}. The run continues, because verify_gradients={WARN}.")
-            else:
-                out.line(labelled("Verify", str(verification)))
+        if verification is not None and verification.cause:
+            out.warn(f"{verification}. The run continues, because verify_gradients={WARN}.")
+        elif verification is not None:
+            out.line(labelled("Verify", str(verification)))
         # The run is complete if it has done all steps or was stopped, and wrote its final model.
         is_over = state.step >= run.num_steps or state.is_stopped(config.early_stopping)
         model: keras.Model | Path = run.step.model
@@ -316,21 +316,9 @@ def _train(
                     files.draw()
         fault: Exception | None = None
         if cluster.is_chief:
-            try:
-                with spent.within(CALLBACKS):
-                    files.save_final()
-            except places.LostDirectoryError as error:
-                fault = places.LostDirectoryError(
-                    f"{error} Make room, then continue the run: {words()}."
-                )
-            except NonFiniteError as error:
-                fault = NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
-            except ValueError as error:
-                fault = ValueError(
-                    f"{error} The last checkpoint holds the weights. Correct the class of that "
-                    f"layer, so that Keras saves all of it, then continue the run: {words()}."
-                )
-            else:
+            with spent.within(CALLBACKS):
+                fault = _save_final(files, words)
+            if fault is None:
                 checkpointer.finish(state)
         if config.confusion_matrix:
             confusion_of_run(run, directory, out)
@@ -339,3 +327,19 @@ def _train(
     if fault is not None:
         run.workers.barrier()
         raise fault
+
+
+def _save_final(files: run_files.RunFiles, words: Callable[..., str]) -> Exception | None:
+    """Writes final.keras; returns the error, with its remedy, if a file could not be written."""
+    try:
+        files.save_final()
+    except places.LostDirectoryError as error:
+        return places.LostDirectoryError(f"{error} Make room, then continue the run: {words()}.")
+    except NonFiniteError as error:
+        return NonFiniteError(f"{error} Begin a new run with a lower `learning_rate`.")
+    except ValueError as error:
+        return ValueError(
+            f"{error} The last checkpoint holds the weights. Correct the class of that layer, so "
+            f"that Keras saves all of it, then continue the run: {words()}."
+        )
+    return None

@@ -199,8 +199,9 @@ def _digests(values: Mapping[str, Any]) -> dict[str, str]:
     """Returns the digests of variables or tensors by name."""
     digests = {}
     for name, value in values.items():
-        tensor = value.value.read_value() if hasattr(value, "path") else value
-        digests[name] = as_digits(sum_of_bits(tensor))
+        if hasattr(value, "path"):
+            value = value.value.read_value()
+        digests[name] = as_digits(sum_of_bits(value))
     return digests
 
 

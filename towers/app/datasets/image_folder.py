@@ -100,7 +100,9 @@ def image_shape(path: Path) -> Shape:
             # For a TIFF file, Pillow has already exchanged them.
             if _orientation(image) >= 5 and image.format != "TIFF":
                 width, height = height, width
-            return height, width, 1 if image.mode in _GRAY and image.format != "GIF" else 3
+            if image.mode in _GRAY and image.format != "GIF":
+                return height, width, 1
+            return height, width, 3
     except Exception as error:  # Pillow raises many types of errors for a damaged file
         raise _undecodable(path, error) from None
 
@@ -370,4 +372,6 @@ def _raise(error: OSError) -> NoReturn:
 def _unused(directory: Path, left_out: Counter[str]) -> list[str]:
     """Returns a warning such as "DIR holds files that are not used: .heic (1)."; or nothing."""
     listed = ", ".join(f"{what} ({count:,})" for what, count in sorted(left_out.items()) if count)
-    return [f"{directory} holds files that are not used: {listed}."] if listed else []
+    if not listed:
+        return []
+    return [f"{directory} holds files that are not used: {listed}."]

@@ -175,8 +175,9 @@ def of_examples(
     else:
         changed = as_written(lambda index, example: with_x(example, partial(change, index)))
         plain = examples.map(changed, count_cores(), deterministic=True)
-    batch = plain.ragged_batch if is_ragged else plain.batch
-    return prepare_ahead(batch(epoch.batch_size), count_cores())
+    if is_ragged:
+        return prepare_ahead(plain.ragged_batch(epoch.batch_size), count_cores())
+    return prepare_ahead(plain.batch(epoch.batch_size), count_cores())
 
 
 def with_x(example: Any, change: Callable[[Any], Any]) -> Any:

@@ -97,7 +97,9 @@ class Streamed(DataSource):
     @property
     def given_spec(self) -> Any:
         """Returns the specs of the parsed (x, y), before pixels are divided."""
-        return (self.records if self.parse is None else self.records.map(self.parse)).element_spec
+        if self.parse is None:
+            return self.records.element_spec
+        return self.records.map(self.parse).element_spec
 
     def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
         """Turns (index, record) into (index, (x, y)), pixels divided, on all cores, in order."""

@@ -29,7 +29,9 @@ def load(spec: str, custom_loss: bool = False) -> Dataset:
     splits = named.import_function(spec, "dataset")()
     if not is_pair(splits):
         raise ValueError(f"dataset ({spec!r}) returned {describe(splits)}; it must be {_FORMS}.")
-    num_classes = None if custom_loss else named_classes(spec, "dataset")
+    num_classes = None
+    if not custom_loss:
+        num_classes = named_classes(spec, "dataset")
     return from_splits(spec, *splits, custom_loss=custom_loss, num_classes=num_classes)
 
 

@@ -83,16 +83,7 @@ def launch(
     Returns 0, or the exit code of the worker that explains the failure. After a signal, it raises
     KeyboardInterrupt or Terminated once the workers have ended.
     """
-    wrong = ""
-    if not words or words == ["-m"]:
-        wrong = "there is nothing to run"
-    elif words[0] not in ("-m", INSTALLED) and not Path(words[0]).is_file():
-        wrong = f"{words[0]!r} is no file in {Path.cwd()}"
-    if wrong:
-        raise ValueError(
-            f"{wrong}. Behind -- give {INSTALLED} or the path of a script, and its flags, as in: "
-            "python -m towers.launch --workers=2 -- train.py --num_towers=8"
-        )
+    _check_command(words)
     if not 1 <= min_workers <= len(shares):
         raise ValueError(
             f"--min_workers ({min_workers}) must be from 1 to --workers ({len(shares)})."
@@ -143,6 +134,20 @@ def launch(
                 f"Restart   {what}: {shlex.join(words)} continues with "
                 f"{counted(len(left), 'worker')} ({restarts} of {max_restarts})"
             )
+
+
+def _check_command(words: Sequence[str]) -> None:
+    """Raises ValueError unless the words begin with a script, -m and a module, or `INSTALLED`."""
+    wrong = ""
+    if not words or words == ["-m"]:
+        wrong = "there is nothing to run"
+    elif words[0] not in ("-m", INSTALLED) and not Path(words[0]).is_file():
+        wrong = f"{words[0]!r} is no file in {Path.cwd()}"
+    if wrong:
+        raise ValueError(
+            f"{wrong}. Behind -- give {INSTALLED} or the path of a script, and its flags, as in: "
+            "python -m towers.launch --workers=2 -- train.py --num_towers=8"
+        )
 
 
 def _environments(shares: Sequence[str | None]) -> list[dict[str, str]]:

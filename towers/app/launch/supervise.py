@@ -84,14 +84,16 @@ class Worker:
         """Shows a line that the worker wrote, or holds it back."""
         last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # a progress bar's last state
         text = last.decode(getattr(sys.stdout, "encoding", None) or "utf-8", "backslashreplace")
-        marked = f"[worker {self._index}] {text}" if self._index else text
+        marked = text
+        if self._index:
+            marked = f"[worker {self._index}] {text}"
         if is_error and (self._held or text.startswith(_ERRORS)):
             self._held_since = min(self._held_since, time.monotonic())
             self._held.append(marked)
         else:
             pass_on(marked, is_error)  # a script may color its lines
-            title = _TITLE.fullmatch(text)
-            self.directory = title[1] if title else self.directory
+            if title := _TITLE.fullmatch(text):
+                self.directory = title[1]
 
     def show_held(self, seconds: float = _HOLD) -> None:
         """Shows held lines after so many seconds, because they were no error."""
@@ -155,7 +157,9 @@ def supervise(
                 running.remove(worker)
                 ends.append(worker.end())
                 if ends[-1].code and not stops:
-                    patience = _SAVE if any(end.is_stop for end in ends) else _SETTLE
+                    patience = _SETTLE
+                    if any(end.is_stop for end in ends):
+                        patience = _SAVE
                     ask_at = min(ask_at, now + patience)
             if now >= ask_at:
                 ask_at, kill_at = math.inf, min(kill_at, now + _OBEY)

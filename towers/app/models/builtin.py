@@ -188,8 +188,9 @@ resnet50 = partial(build_bottlenecks, "resnet50", num_blocks=(3, 4, 6, 3))
 
 def resnet(input_shape: Shape, num_classes: int) -> keras.Model:
     """Builds ResNet-20 for images lower or narrower than 64 pixels, ResNet-50 for others."""
-    is_small = min(input_shape[:2], default=0) < 64  # ResNet-50 begins with two strides of 2
-    return (resnet20 if is_small else resnet50)(input_shape, num_classes)
+    if min(input_shape[:2], default=0) < 64:  # ResNet-50 begins with two strides of 2
+        return resnet20(input_shape, num_classes)
+    return resnet50(input_shape, num_classes)
 
 
 def convolve(
@@ -220,7 +221,9 @@ def convolve(
     x = BatchNormalization(
         momentum=BATCH_NORM_MOMENTUM, epsilon=BATCH_NORM_EPSILON, gamma_initializer=gamma
     )(x)
-    return ReLU()(x) if relu else x
+    if relu:
+        x = ReLU()(x)
+    return x
 
 
 def classify(x: keras.KerasTensor, num_classes: int) -> keras.KerasTensor:

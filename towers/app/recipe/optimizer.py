@@ -104,7 +104,7 @@ def schedule_notes(config: TrainConfig, steps_an_epoch: int) -> list[str]:
 def plain_schedule(optimizer: Optimizer | None) -> Iterator[None]:
     """Leaves out an optimizer's `WarmUp` within the context, so that its file needs no towers."""
     inner: Any = getattr(optimizer, "inner_optimizer", optimizer)
-    config = {} if inner is None else inner.get_config().get("learning_rate")
+    config = inner and inner.get_config().get("learning_rate")
     if not isinstance(config, dict) or config.get("registered_name") != "towers>WarmUp":
         yield
         return

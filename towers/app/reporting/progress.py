@@ -132,7 +132,9 @@ class ProgressLines(keras.callbacks.Callback):
         speed, left = self._speed_and_left()
         self._out.close()
         self._out.line(f"{label}  {format_values(training)}{speed}{left}")
-        words = [format_values(validation)] if validation else []
+        words = []
+        if validation:
+            words.append(format_values(validation))
         if self._train_state.is_best:
             words.append("(best)")
         if words:

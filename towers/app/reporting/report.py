@@ -102,7 +102,9 @@ class Report:
 
     def is_due(self) -> bool:
         """Returns whether it is time to call `ongoing` again; this call is cheap."""
-        pause = _SECONDS_BETWEEN_LINES if self._console is None else _SECONDS_BETWEEN_REFRESHES
+        pause = _SECONDS_BETWEEN_REFRESHES
+        if self._console is None:
+            pause = _SECONDS_BETWEEN_LINES
         return time.monotonic() - self._shown_at >= pause
 
     def ongoing(self, line: str) -> None:

@@ -17,8 +17,10 @@ def list_runs(directory: Path) -> list[str]:
     """Returns a table with a line for each run in `directory`; the newest run is the last."""
     found = []
     for config in directory.glob(f"*/{run_dir.CONFIG}"):
-        log = config.with_name(run_dir.LOG)
-        found.append(((log if log.is_file() else config).lstat().st_mtime, config.parent))
+        newest = config.with_name(run_dir.LOG)
+        if not newest.is_file():
+            newest = config
+        found.append((newest.lstat().st_mtime, config.parent))
     if not found:
         return [f"no run in {directory}"]
     rows = []
@@ -42,13 +44,16 @@ def _describe(path: Path) -> list[str]:
         manifest = files.read(paths[0] / checkpoints.MANIFEST, checkpoints.LARGEST_MANIFEST)
         position = json.loads(manifest)["content"]["state"]["position"]
     best = position.get("best")
-    if best is not None and best not in position["history"][config.monitor]:
-        best = -best  # of a monitor whose lowest value is the best
+    shown = ""
+    if best is not None:
+        if best not in position["history"][config.monitor]:
+            best = -best  # of a monitor whose lowest value is the best
+        shown = f"{config.monitor} {best:.4g}"
     return [
         config.model,
         f"{position['epoch']}/{config.epochs}",
         f"{position['step']:,}",
-        "" if best is None else f"{config.monitor} {best:.4g}",
+        shown,
         _state(folder, position["step"]),
     ]
 

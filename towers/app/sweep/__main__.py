@@ -85,7 +85,9 @@ def sweep(argv: list[str]) -> int:
     name = file_name(f"sweep-{'-'.join(given.model)}-{given.dataset}")
     out_dir = Path(given.out_dir or RUNS / name).expanduser()
     rows = run_sweep(cells, shared, out_dir)
-    return command_line.OTHER_FAILURE if all(row.error for row in rows) else 0
+    if all(row.error for row in rows):
+        return command_line.OTHER_FAILURE
+    return 0
 
 
 def main(argv: list[str] | None = None) -> int:
