@@ -85,6 +85,7 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     if not command_line.parse_flags(argv, __doc__):
         return None
     evaluate, predict, out = (flags.FLAGS[name].value for name in ("evaluate", "predict", "out"))
+    _check_modes()
     if predict and not out:
         raise ValueError(f"predict ({predict}) needs `out`, a new file: out=predictions.npz.")
     ending = ".png" if evaluate else ".json" if flags.FLAGS.replay else None
@@ -93,6 +94,15 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
             f"out ({out}) needs `predict`. A .png file may stand beside `evaluate`, and a .json "
             "file beside `replay`."
         )
+    found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
+    given = {flag.name: flag.value for flag in found if flag.present}
+    if flags.FLAGS.replay or flags.FLAGS.audit:
+        return TrainConfig(**given)  # the run's own configuration comes with its checkpoint
+    return file_config(_model_file(), given) if evaluate or predict else resolve_config(given)
+
+
+def _check_modes() -> None:
+    """Raises ValueError if flags want two things at once, or half of one."""
     for mode, which in (("replay", "at"), ("audit", "epoch")):
         if bool(flags.FLAGS[mode].value) != bool(flags.FLAGS[which].value):
             raise ValueError(f"`{mode}` and `{which}` need each other: give both.")
@@ -103,11 +113,6 @@ def parse_flags(argv: list[str]) -> TrainConfig | None:
     ]
     if len(modes) > 1:
         raise ValueError(f"{' and '.join(modes)}: give only one of them.")
-    found: list[Any] = [flags.FLAGS[field.name] for field in dataclasses.fields(TrainConfig)]
-    given = {flag.name: flag.value for flag in found if flag.present}
-    if flags.FLAGS.replay or flags.FLAGS.audit:
-        return TrainConfig(**given)  # the run's own configuration comes with its checkpoint
-    return file_config(_model_file(), given) if evaluate or predict else resolve_config(given)
 
 
 def _model_file() -> Path:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any
 
 from towers.app import run_dir
@@ -53,6 +53,21 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
         changed.pop("run_dir", None)
     if given.get("num_towers") == AUTO:
         changed.pop("num_towers", None)  # the run has found its number
+    _check_changes(saved, changed, directory)
+    place = saved.data_dir
+    is_moved = place and "://" not in place and not os.path.exists(place)
+    if is_moved and given.get("data_dir") is None:
+        raise ValueError(
+            f"data_dir ({place}) of the run in {directory} does not exist in {places.here()}. Give "
+            "its new place beside `resume`: data_dir=DIR."
+        )
+    values = _without_leftovers(changed)
+    values |= {**changed, "run_dir": directory, "resume": directory}
+    return dataclasses.replace(saved, **values)
+
+
+def _check_changes(saved: TrainConfig, changed: Mapping[str, Any], directory: str) -> None:
+    """Raises ValueError if a run with these changes would be another one."""
     free, limit, larger = map(fields_with, (Role.FREE, Role.LIMIT, Role.LARGER))
     refused = []
     for name, value in changed.items():
@@ -66,22 +81,18 @@ def continued_config(directory: str, given: Mapping[str, Any]) -> TrainConfig:
             f"resume ({directory}) cannot change {', '.join(refused)}: it would be another run. "
             "Beside `resume` give only {}, other {}, or a larger {}.".format(*allowed)
         )
-    place = saved.data_dir
-    is_moved = place and "://" not in place and not os.path.exists(place)
-    if is_moved and given.get("data_dir") is None:
-        raise ValueError(
-            f"data_dir ({place}) of the run in {directory} does not exist in {places.here()}. Give "
-            "its new place beside `resume`: data_dir=DIR."
-        )
+
+
+def _without_leftovers(changed: Container[str]) -> dict[str, Any]:
+    """Returns the values of fields that a run with these changes does not take from its start."""
     values = {name: getattr(TrainConfig, name) for name in fields_with(Role.ONCE)}
     if "device" in changed:  # the saved numbers counted other devices
         values |= {"num_gpus": None, "logical_gpus": None}
-    if {"num_gpus", "logical_gpus", "device", "gpus_per_tower"} & changed.keys():
+    if any(name in changed for name in ("num_gpus", "logical_gpus", "device", "gpus_per_tower")):
         values["towers_per_device"] = None  # it counted the devices of then
     if "gpus_per_tower" in changed:  # the saved stages fit the old number of GPUs
         values["stages"] = None
-    values |= {**changed, "run_dir": directory, "resume": directory}
-    return dataclasses.replace(saved, **values)
+    return values
 
 
 def identity(config: TrainConfig) -> dict[str, Any]:

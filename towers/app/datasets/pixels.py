@@ -85,6 +85,11 @@ def scaling_layer(model: keras.Model, parts: Sequence[bool]) -> str | None:
             values = [np.asarray(v) for v in found if v is not None]
             if any((v.ndim >= _RANK or len(parts) == 1) and _largest(v) > 1 for v in values):
                 return str(layer.name)
+    return _scaling_operation(model)
+
+
+def _scaling_operation(model: keras.Model) -> str | None:
+    """Returns the name of an operation that scales pixels of 0 ... 255, or None."""
     pixels = set[int]()  # tensors that hold pixels, by their ids
     for inner in all_layers(model):
         pixels.update(map(id, tf.nest.flatten(getattr(inner, "inputs", None) or [])))
