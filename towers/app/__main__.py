@@ -121,6 +121,12 @@ def _model_file() -> Path:
     return find_file(str(flags.FLAGS[name].value), name)
 
 
+def _unused_flags() -> list[str]:
+    """Returns the given flags that only training reads."""
+    names = {field.name for field in dataclasses.fields(TrainConfig)} - USED
+    return [f"--{name}" for name in flags.FLAGS if name in names and flags.FLAGS[name].present]
+
+
 def run_without_training(config: TrainConfig) -> None:
     """Prints the available devices, evaluates a trained model, or writes its predictions."""
     from towers.machine import environment
@@ -138,10 +144,7 @@ def run_without_training(config: TrainConfig) -> None:
         return
     report = report_of(join_workers(), "the chief shows the result")
     with closing(report) as out, out.show_warnings():
-        names = {field.name for field in dataclasses.fields(TrainConfig)} - USED
-        if unused := [
-            f"--{name}" for name in flags.FLAGS if name in names and flags.FLAGS[name].present
-        ]:
+        if unused := _unused_flags():
             out.warn(f"{', '.join(unused)}: no effect, because nothing is trained.")
         path = flags.FLAGS.out and os.path.expanduser(flags.FLAGS.out)
         if flags.FLAGS.evaluate:

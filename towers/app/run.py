@@ -129,8 +129,14 @@ def _check_environment(config: TrainConfig, cluster: Cluster) -> None:
     if config.resume is None and cluster.is_chief and not directories.is_remote(config.run_dir):
         run_dir.check(config.run_dir)
     export.check(config.export)
+    if cluster.num_workers > 1:
+        _check_for_workers(config, cluster)
+
+
+def _check_for_workers(config: TrainConfig, cluster: Cluster) -> None:
+    """Raises ValueError for what only a single worker does."""
     for name, value in (("plan", True), ("profile", True), ("num_towers", AUTO)):
-        if getattr(config, name) == value and cluster.num_workers > 1:
+        if getattr(config, name) == value:
             raise ValueError(
                 f"{name}={value} works with one worker, and the environment names "
                 f"{cluster.num_workers}. Unset TF_CONFIG for it."

@@ -85,6 +85,14 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     classes = class_names(file)
     model, dataset, count, batches = _prepare(config, file, out, "predict")
     found = [model.predict_on_batch(keras.utils.unpack_x_y_sample_weight(b)[0]) for b in batches]
+    if join_workers().is_chief:
+        write_predictions(path, _named_outputs(model, found), dataset.test_names, classes)
+    out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
+    _export(config, file, dataset, out)
+
+
+def _named_outputs(model: keras.Model, found: Sequence[Any]) -> dict[str, np.ndarray]:
+    """Returns the outputs of all batches together, by the names of the model's outputs."""
     names = getattr(model, "output_names", [])
     if isinstance(found[0], dict):
         names = sorted(found[0])
@@ -93,10 +101,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
         names = ["predictions"]
     elif len(set(names)) != len(outputs):
         names = [f"output_{i}" for i in range(len(outputs))]
-    if join_workers().is_chief:
-        write_predictions(path, dict(zip(names, outputs, strict=True)), dataset.test_names, classes)
-    out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
-    _export(config, file, dataset, out)
+    return dict(zip(names, outputs, strict=True))
 
 
 def _check_new(path: str | None) -> None:

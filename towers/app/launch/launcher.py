@@ -43,19 +43,28 @@ def gpu_shares(num_workers: int, gpus_per_worker: int | None) -> list[str | None
             )
         return [None] * num_workers
     needed = num_workers * gpus_per_worker
-    if visible is None:
-        gpus, where = nvidia.driver_gpus(), "this machine has"
-        num_gpus = needed if gpus is None else len(gpus)
-        names = list(map(str, range(num_gpus)))
-    else:  # as for CUDA, the list ends before the first entry that names no GPU
-        entries, where = map(str.strip, visible.split(",")), f"{VISIBLE_GPUS}={visible!r} names"
-        names = list(takewhile(lambda name: name not in ("", "-1"), entries))
+    names, where = _visible_gpus(visible, needed)
     if len(names) < needed:
         raise ValueError(
             f"--workers ({num_workers}) with --gpus_per_worker ({gpus_per_worker}) need {needed} "
             f"GPUs; {where} {len(names)}. Use less of either, or leave --gpus_per_worker out."
         )
     return [",".join(names[i : i + gpus_per_worker]) for i in range(0, needed, gpus_per_worker)]
+
+
+def _visible_gpus(visible: str | None, needed: int) -> tuple[list[str], str]:
+    """Returns the names of the GPUs that workers may have, and what says so, for an error.
+
+    visible: CUDA_VISIBLE_DEVICES. needed: how many to take for there, if the driver does not tell.
+    """
+    if visible is None:
+        gpus = nvidia.driver_gpus()
+        num_gpus = needed if gpus is None else len(gpus)
+        return list(map(str, range(num_gpus))), "this machine has"
+    # As for CUDA, the list ends before the first entry that names no GPU.
+    entries = map(str.strip, visible.split(","))
+    names = list(takewhile(lambda name: name not in ("", "-1"), entries))
+    return names, f"{VISIBLE_GPUS}={visible!r} names"
 
 
 def free_addresses(count: int) -> list[str]:
