@@ -58,7 +58,10 @@ class _Buffers:
     """Holds which memory the values of a tower have: a view has the memory of another value."""
 
     def __init__(self, ops: Sequence[Op], towers: Collection[Op], rows: int) -> None:
-        """ops: in their order. towers: those that run in a tower. rows: of the tower."""
+        """
+        ops: the operations in their order. towers: the operations that run in a tower. rows: the
+            number of the tower's rows.
+        """
         self._of: dict[Value, Value] = {}
         self.sizes: dict[Value, int] = {}  # in bytes
         for op in ops:
