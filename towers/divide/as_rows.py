@@ -1,13 +1,13 @@
 """Asks the rules of operations about inputs as if these were rows of the towers, in order."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from towers.divide.facts import (
     ONCE, OWN, PART, WHOLE, Each, Fact, Op, Value, rows, rows_of, shape_of,
 )  # fmt: skip
 from towers.divide.flat import new_op
-from towers.divide.probes import Probes
+from towers.divide.probes import Dim, Probes
 from towers.divide.rule import FIRST
 
 Ask: TypeAlias = Callable[[Op], Each | None]
@@ -44,21 +44,20 @@ def in_blocks(op: Op, probes: Probes, ask: Ask) -> Each | None:
         # Other values with as many rows have them in order.
         if need not in ((OWN, rows_of(0)) if value in shown else (WHOLE, shape_of(0))):
             return None
-
-    def count(value: Value) -> Any:
-        dims = probes.dims(value)
-        if dims:
-            return dims[0]
-        return None
-
-    counts = {count(value) for value in shown}
+    counts = {_num_rows(value, probes) for value in shown}
     for i, (value, fact) in enumerate(zip(op.outputs, each.facts, strict=True)):
-        if fact == FIRST and {count(value)} == counts:
+        if fact == FIRST and {_num_rows(value, probes)} == counts:
             each.facts[i] = next(iter(facts))
         elif fact != PART:
             return None
     each.needs = [(value, OWN if value in shown else need) for value, need in each.needs]
     return each
+
+
+def _num_rows(value: Value, probes: Probes) -> Dim | None:
+    """Returns the size of axis 0 at the probes, or None without such an axis."""
+    dims = probes.dims(value)
+    return dims[0] if dims else None
 
 
 def _answer(op: Op, probes: Probes, ask: Ask, shown: Mapping[Value, Fact]) -> Each | None:

@@ -19,8 +19,8 @@ import tensorflow as tf
 class Fact(NamedTuple):
     """Says where a tensor's value is. A TensorList has the fact of its elements.
 
-    axis: the axis of the rows; -1 for other kinds. num_blocks: how often the rows of the batch
-        follow each other along it, changed each time.
+    axis: the axis of the rows; -1 for other kinds. num_blocks: the number of blocks behind each
+        other along the axis, of which each holds something of every row of the batch.
     """
 
     kind: str

@@ -249,12 +249,9 @@ def _once_in_towers(look: Look, shape_input: int) -> Each | None:
     if value.op.each is None or value.fact != ONCE or not look.is_size(shape_input):
         return None
     needs = [(value, OWN), *((v, WHOLE) for v in look.inputs[1:])]
-    known = value.elements.shapes
-    shapes = [known] if len(look.outputs) == 1 else [None, known]
-    if len(look.outputs) == 1:
-        elements = [Elements()]
-    else:
-        elements = [value.elements, Elements()]
+    shapes, elements = [value.elements.shapes], [Elements()]
+    if len(look.outputs) == 2:  # the rest of the list comes before the element
+        shapes, elements = [None, *shapes], [value.elements, *elements]
     return Each(needs, [ONCE] * len(look.outputs), None, shapes, elements)
 
 
