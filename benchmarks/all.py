@@ -1,6 +1,6 @@
 """Runs every benchmark, one after the other, and writes the one table that all pages show.
 
-    python benchmarks/all.py --peers_python=VENV/bin/python    # about 4 hours on 2 cores, as root
+    python benchmarks/all.py --peers_python=VENV/bin/python    # about 90 minutes on 2 cores, as root
     python benchmarks/all.py --quick    # a smoke run: small models, one round; changes no page
 
 Close other programs first. VENV holds the peers of benchmarks/exactness.py.
@@ -21,7 +21,7 @@ from absl import app, flags
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks import chart, readme, rounds, scaling
+from benchmarks import chart, readme, rounds
 from benchmarks.process import run_process
 
 _QUICK = flags.DEFINE_bool("quick", False, "Try every command with small models, in one round.")
@@ -35,69 +35,44 @@ _PEERS_PYTHON = flags.DEFINE_string(
 
 _THROUGHPUT = "throughput.py --workloads"
 _QUICK_THROUGHPUT = "--workloads=tiny --rounds=1 --steps=3 --num_devices=2"
-_RECOVERY = "--train=--max_steps=300 --train=--checkpoint_every=5 --train=--worker_timeout=5"
+_RECOVERY = "--losses=3 --train=--max_steps=200 --train=--checkpoint_every=5"
 # Each command, and the flags that a smoke run adds to it.
 COMMANDS = [
     ("exactness.py", "--ways=towers --cases=R2Score"),
-    (f"{_THROUGHPUT}=cnn,notebook_cnn --num_devices=4", _QUICK_THROUGHPUT),
-    (f"{_THROUGHPUT}=mlp41m,gru,gru_small,mlp --num_devices=2", _QUICK_THROUGHPUT),
-    (f"{_THROUGHPUT}=mlp41m,mlp --num_devices=8 --peers=mirrored,central", _QUICK_THROUGHPUT),
+    ("memory.py", "--models=MobileNetV2 --megabytes=50"),
     (
-        f"{_THROUGHPUT}=cnn --num_devices=4 --contender=parallel --peers=fit,mirrored,towers",
+        f"{_THROUGHPUT}=cnn,notebook_cnn --num_devices=4 --peers=fit,mirrored,limit",
         _QUICK_THROUGHPUT,
     ),
-    (
-        f"{_THROUGHPUT}=dcgan --num_devices=2 --contender=parallel --peers=fit,mirrored",
-        _QUICK_THROUGHPUT,
-    ),
-    (
-        f"{_THROUGHPUT}=dcgan --num_devices=8 --contender=parallel --peers=fit,mirrored --steps=0",
-        "--workloads=tiny --rounds=1 --num_devices=2",
-    ),
-    (
-        f"{_THROUGHPUT}=resnet50 --num_devices=8 --peers=mirrored --steps=0",
-        "--workloads=tiny --rounds=1 --num_devices=2",
+    (f"{_THROUGHPUT}=mlp41m,gru --num_devices=2 --peers=fit,mirrored,limit", _QUICK_THROUGHPUT),
+    (f"{_THROUGHPUT}=mlp --num_devices=2 --peers=fit,mirrored", _QUICK_THROUGHPUT),
+    (f"{_THROUGHPUT}=mlp41m --num_devices=8 --peers=mirrored", _QUICK_THROUGHPUT),
+    *(
+        (
+            f"{_THROUGHPUT}=dcgan --contender=parallel --peers=fit,mirrored {more}",
+            "--workloads=tiny --rounds=1 --num_devices=2",
+        )
+        for more in ("--num_devices=2", "--num_devices=8 --steps=0")
     ),
     ("epochs.py", "--workloads=transformer --rounds=1"),
-    ("bound.py", "--rounds=1"),
     *(
         (f"first_epochs.py --models={','.join(readme.MODELS.split())} --batch_norm={way}", quick)
         for way in ("average", "synchronized")
         for quick in ("--models=MobileNet --rounds=1",)
     ),
-    ("checkpointing.py --checkpoint_every=100", "--model=mlp --rounds=1 --steps=120"),
+    ("checkpointing.py --rounds=3", "--model=mlp --rounds=1 --steps=120"),
     (
-        "placements.py",
+        "placements.py --rounds=2",
         "--workload=mlp --num_devices=2 --rounds=1 --compared=copies:towers,stages_2:towers",
     ),
-    ("memory.py", "--models=MobileNetV2 --megabytes=50"),
     ("data.py", "--limit_mib=640 --seconds=1"),
-    ("update.py", "--workload=tiny --rounds=1"),
-    ("update.py --sums=1", "--workload=tiny --rounds=1"),
-    ("update.py --workload=resnet50 --rounds=3", "--workload=tiny --rounds=1"),
-    (
-        "machines.py --parts=exchange,memory --rounds=9",
-        "--rounds=1 --workers=2 --memory_steps=5,20",
-    ),
-    (
-        "machines.py --parts=training --rounds=3 --steps=6",
-        "--workloads=tiny --rounds=1 --steps=3",
-    ),
-    (
-        "machines.py --parts=scaling --workloads=cnn --rounds=3 --steps=6",
-        "--workloads=tiny --rounds=1 --workers=2 --steps=3",
-    ),
-    (
-        "machines.py --parts=scaling --workloads=mlp41m --workers= --rounds=3 --steps=3",
-        "--workloads=tiny --rounds=1 --steps=3",
-    ),
+    ("exchange.py", "--rounds=1 --workers=2"),
     *(
         (
-            f"recovery.py --fault={fault} --workers={workers} {_RECOVERY}",
-            "--losses=1 --workers=2 --train=--model=mlp --train=--max_steps=100",
+            f"recovery.py --fault={fault} {_RECOVERY} --train=--worker_timeout=5",
+            "--losses=1 --train=--model=mlp --train=--max_steps=100",
         )
         for fault in readme.FAULTS
-        for workers in (2, 4)
     ),
 ]
 
@@ -175,7 +150,6 @@ def main(argv: list[str]) -> None:
         return
     join(measure_all(ROOT / _PARTS.value, is_quick=False), rounds.RESULTS)
     chart.draw(rounds.RESULTS, ROOT / "docs" / "images" / "throughput.png")
-    scaling.main()
     if readme.main():
         raise SystemExit("error: the table lacks rows that the pages show")
 

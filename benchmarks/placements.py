@@ -2,7 +2,7 @@
 
     python benchmarks/placements.py --rounds=3
 
-Copies are compared with MirroredStrategy, stages with as many uncut towers. The logical CPU devices
+Towers and copies are compared with MirroredStrategy, stages with as many uncut towers. The logical CPU devices
 follow the policy for GPUs. So the figures show the operations, copies and memory of a placement,
 but not how fast it is on GPUs.
 """
@@ -23,12 +23,13 @@ _STEPS = flags.DEFINE_integer("steps", 3, "Timed steps, after as many warm-up st
 _ROUNDS = flags.DEFINE_integer("rounds", 3, "Runs of each contender.", lower_bound=1)
 _COMPARED = flags.DEFINE_list(
     "compared",
-    ["copies:mirrored", "stages_2:towers", "stages_4:towers"],
+    ["towers:mirrored", "copies:mirrored", "stages_2:towers", "stages_4:towers"],
     "Pairs of contenders, CONTENDER:PEER.",
 )
 _OUT = flags.DEFINE_string("out", None, "CSV to append to.")
 
 _MEASURES = {
+    "towers": ("first_step_seconds",),
     "copies": ("first_step_seconds", "examples_per_second", "peak_memory_mb"),
     "stages": ("first_step_seconds", "cpu_seconds_per_step"),
 }
@@ -43,12 +44,14 @@ def main(argv: list[str]) -> None:
         "num_devices": _DEVICES.value,
         "steps": _STEPS.value,
     }
-    for pair in _COMPARED.value:
-        ours, peer = pair.split(":")
-        contenders = {name: {"contender": name, **shared} for name in (ours, peer)}
-        results = rounds.run_rounds("contender.measure", contenders, _ROUNDS.value)
+    pairs = [pair.split(":") for pair in _COMPARED.value]
+    names = dict.fromkeys(name for pair in pairs for name in pair)
+    contenders = {name: {"contender": name, **shared} for name in names}
+    results = rounds.run_rounds("contender.measure", contenders, _ROUNDS.value)
+    for ours, peer in pairs:
+        both = [{name: one[name] for name in (ours, peer)} for one in results]
         for measure in _MEASURES[ours.partition("_")[0]]:
-            rows = rounds.compare(results, ours, measure, **shared)
+            rows = rounds.compare(both, ours, measure, **shared)
             rounds.append_csv(_OUT.value, rows)
             print(f"{measure}\n{rounds.table(rows)}", flush=True)
 

@@ -22,42 +22,36 @@ from benchmarks.rounds import KEY, RESULTS, group_comparisons
 PAGES = {  # the tables that each page contains
     ROOT / "README.md": ("summary",),
     ROOT / "docs" / "measured.md": (
-        *("machine", "throughput", "epochs", "step", "others", "first_epochs"),
-        *("exactness", "outcomes", "cases", "dcgan", "data", "recovery"),
+        *("machine", "throughput", "epochs", "others", "first_epochs"),
+        *("exactness", "outcomes", "cases", "dcgan", "data", "exchange", "recovery"),
     ),
+    ROOT / "docs" / "memory.md": ("memory",),
     ROOT / "docs" / "placements.md": ("placements",),
 }
 
 # The text of the first cell, the workload, the number of devices, and the contender.
 _THROUGHPUT_ROWS = [
     ("`cnn`, 128, SGD momentum", "cnn", 4, "towers"),
-    ("`cnn` by `make_parallel(...).fit`, 128, SGD momentum", "cnn", 4, "parallel"),
     ("`notebook_cnn`, 128, RMSprop", "notebook_cnn", 4, "towers"),
     ("MLP of 41 million parameters, 512, Adam", "mlp41m", 2, "towers"),
     ("MLP of 41 million parameters, 512, Adam", "mlp41m", 8, "towers"),
     ("2 x 256 GRU, 256, Adam", "gru", 2, "towers"),
-    ("2 x 128 GRU, 128, Adam", "gru_small", 2, "towers"),
     ("MLP 784-2048-2048-10, 256, Adam", "mlp", 2, "towers"),
-    ("MLP 784-2048-2048-10, 256, Adam", "mlp", 8, "towers"),
     ("DCGAN by `make_parallel(...).fit`, 128, 2 x Adam", "dcgan", 2, "parallel"),
 ]
 _PEERS = {
     "fit": "Keras `fit`, 1 device",
     "mirrored": "MirroredStrategy",
-    "central": "CentralStorage<wbr>Strategy",
     "limit": "the limit",
 }
-_FAILS = {("cnn", "central"), ("notebook_cnn", "central")}  # a peer that fails has no rows
 _EPOCHS_ROWS = {
     "cnn": "`cnn`, 128",
     "gru_small": "2 x 128 GRU, 128",
-    "gru": "2 x 256 GRU, 256",
     "text": "masked bidirectional LSTM of 64 units, open length, texts of 80 words, 64",
     "transformer": "Transformer, two decoder blocks of width 64, 32 tokens, 32",
 }
-_STEP_ROWS = {"towers_1": "1 tower", "towers_2": "2 towers", "towers_4": "4 towers"}
 # Keras Applications whose first epochs are measured.
-MODELS = "MobileNet MobileNetV2 MobileNetV3Small ResNet50 ResNet50V2 DenseNet121 EfficientNetB0"
+MODELS = "MobileNetV2 ResNet50 EfficientNetB0"
 _EXACTNESS_WAYS = ("Keras, 1 device", "MirroredStrategy", "towers")
 _SUMMARY_ROWS = (
     "an uneven last batch: 32, 32, 32, 5",
@@ -70,6 +64,7 @@ FAULTS = {
     "stop": "stopped (SIGSTOP)",
     "hang": "hung between two steps",
 }
+_EXCHANGED, _WORKERS = ("0.1 MB", "4.8 MB", "32 MB"), (2, 4, 8)
 _PLACEMENTS = {
     "copies on 8 devices": ("copies", "mirrored", "MirroredStrategy"),
     "2 stages, 4 groups": ("stages_2", "towers", "the same towers without stages"),
@@ -148,8 +143,7 @@ def throughput(results: Results) -> str:
             key = {"workload": workload, "num_devices": devices}
             found = results.rows("throughput", **key, contender=contender, peer=peer)
             speeds += [float(row["value"]) for row in found]
-            ratio = f"{float(found[0]['median_ratio']):.2f}" if found else ""
-            ratios.append("cannot train it" if (workload, peer) in _FAILS else ratio)
+            ratios.append(f"{float(found[0]['median_ratio']):.2f}" if found else "")
         if not speeds:
             raise LookupError(f"throughput has no row of {title} on {devices} devices")
         rows.append([title, str(devices), f"{statistics.median(speeds):,.0f}", *ratios])
@@ -161,41 +155,19 @@ def epochs(results: Results) -> str:
     """Returns the table of whole epochs of `fit`."""
     rows = []
     for workload, title in _EPOCHS_ROWS.items():
-        for data, name in (("dataset", "`tf.data.Dataset`"), ("arrays", "arrays")):
-            key = {"workload": workload, "data": data, "num_devices": 2}
-            key |= {"contender": "parallel", "peer": "fit"}
-            fit, ours = (
-                f"{results.median(column, 'epochs', **key):,.0f}"
-                for column in ("peer_value", "value")
-            )
-            rows.append([title, name, fit, ours, results.spread("ratio", ".2f", "epochs", **key)])
-    header = ["model, global batch", "data", "Keras `fit`, examples/s", "towers, examples/s"]
-    return markdown_table([*header, "ratio"], rows)
-
-
-def step(results: Results) -> str:
-    """Returns the table of milliseconds of a step."""
-    key = {"workload": "cnn", "num_devices": 1, "contender": "fit"}
-    measures = ("ms_per_step", "cpu_ms_per_step")
-    rows = [
-        [
-            title,
-            *(
-                f"{results.median('peer_value', 'bound', **key, peer=peer, measure=m):.1f}"
-                for m in measures
-            ),
-        ]
-        for peer, title in _STEP_ROWS.items()
-    ]
-    fit = [results.median("value", "bound", **key, peer="towers_1", measure=m) for m in measures]
-    rows.insert(0, ["Keras `fit`", *(f"{value:.1f}" for value in fit)])
-    return markdown_table(["`cnn`, batch 128", "ms a step", "CPU ms a step"], rows)
+        key = {"workload": workload, "num_devices": 2, "contender": "parallel", "peer": "fit"}
+        fit, ours = (
+            f"{results.median(column, 'epochs', **key):,.0f}" for column in ("peer_value", "value")
+        )
+        rows.append([title, fit, ours, results.spread("ratio", ".2f", "epochs", **key)])
+    header = ["model, global batch", "Keras `fit`, examples/s", "towers, examples/s", "ratio"]
+    return markdown_table(header, rows)
 
 
 def others(results: Results) -> str:
     """Returns the list of first steps, checkpoints and memory."""
     first = {"workload": "resnet50", "num_devices": 8, "contender": "towers", "peer": "mirrored"}
-    first |= {"measure": "first_step_seconds"}
+    first |= {"benchmark": "placements", "measure": "first_step_seconds"}
     wide = {"workload": "mlp41m", "num_devices": 8, "contender": "towers", "peer": "mirrored"}
     ours, other = (
         results.median(column, "throughput", **wide) / 1e3
@@ -206,8 +178,8 @@ def others(results: Results) -> str:
     return "\n".join(
         [
             "- **The first step** of ResNet50 (32x32) on 8 devices, from the built model on: "
-            f"{results.median('value', 'throughput', **first):.0f} s, against",
-            f"  {results.median('peer_value', 'throughput', **first):.0f} s with MirroredStrategy.",
+            f"{results.median('value', **first):.0f} s, against",
+            f"  {results.median('peer_value', **first):.0f} s with MirroredStrategy.",
             f"- **A checkpoint every 100 steps** of `cnn` costs {100 * cost:.1f}% of its speed.",
             "- **Peak memory** of the MLP of 41 million parameters on 8 devices: "
             f"{ours:.1f} GB, against {other:.1f} GB with",
@@ -300,17 +272,44 @@ def data(results: Results) -> str:
     return markdown_table(["reader", "examples/s", "peak memory, MiB"], rows)
 
 
+def exchange(results: Results) -> str:
+    """Returns the table of milliseconds of a sum over workers, and of the ratios to a ring."""
+    rows = []
+    for size in _EXCHANGED:
+        cells = [size]
+        for workers in _WORKERS:
+            key = {"workload": size, "num_devices": workers, "contender": "exchange"}
+            key |= {"peer": "ring", "measure": "ms"}
+            ms, ratio = (
+                results.median(column, "exchange", **key) for column in ("value", "median_ratio")
+            )
+            cells.append(f"{ms:,.0f} ms, {ratio:.2f}")
+        rows.append(cells)
+    return markdown_table(["bytes", *(f"{workers} workers" for workers in _WORKERS)], rows)
+
+
 def recovery(results: Results) -> str:
     """Returns the table of seconds after the loss of a worker."""
     rows = []
     for fault, title in FAULTS.items():
-        for workers in (2, 4):
-            key = {"workload": "cnn", "num_devices": workers, "contender": fault}
-            restart = results.median("value", "recovery", **key, measure="restart_seconds")
-            after = results.spread("value", ".1f", "recovery", **key, measure="next_step_seconds")
-            rows.append([title, str(workers), f"{restart:.1f}", after])
-    header = ["fault", "workers", "seconds to the restart", "seconds to the next step"]
-    return markdown_table(header, rows)
+        key = {"workload": "cnn", "num_devices": 2, "contender": fault}
+        restart = results.median("value", "recovery", **key, measure="restart_seconds")
+        after = results.spread("value", ".1f", "recovery", **key, measure="next_step_seconds")
+        rows.append([title, f"{restart:.1f}", after])
+    return markdown_table(["fault", "seconds to the restart", "seconds to the next step"], rows)
+
+
+def memory(results: Results) -> str:
+    """Returns the table of estimated and measured megabytes."""
+    rows = [
+        [
+            row["workload"],
+            *(f"{float(row[column]):.0f} MB" for column in ("value", "peer_value")),
+            f"{float(row['ratio']):.2f}",
+        ]
+        for row in results.of("memory")
+    ]
+    return markdown_table(["model", "estimate", "process", "ratio"], rows)
 
 
 def placements(results: Results) -> str:
@@ -338,7 +337,6 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "summary": summary,
     "throughput": throughput,
     "epochs": epochs,
-    "step": step,
     "others": others,
     "first_epochs": first_epochs,
     "exactness": exactness,
@@ -346,7 +344,9 @@ TABLES: dict[str, Callable[[Results], str]] = {
     "cases": cases,
     "dcgan": dcgan,
     "data": data,
+    "exchange": exchange,
     "recovery": recovery,
+    "memory": memory,
     "placements": placements,
 }
 

@@ -20,7 +20,7 @@ _WORKLOADS = flags.DEFINE_list(
 )
 _CONTENDER = flags.DEFINE_string("contender", "towers", "The contender to compare with the peers.")
 _PEERS = flags.DEFINE_list(
-    "peers", ["fit", "mirrored", "central", "limit"], "Contenders of contender.py to compare with."
+    "peers", ["fit", "mirrored", "limit"], "Contenders of contender.py to compare with."
 )
 _DEVICES = flags.DEFINE_integer(
     "num_devices",

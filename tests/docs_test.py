@@ -271,7 +271,7 @@ def test_every_picture_of_a_page_is_in_the_site(site):
     for page in site.glob("*.html"):
         for source in re.findall(r"<img\b[^>]*\bsrc=\"([^\"]+)", page.read_text("utf-8")):
             assert (site / source).is_file(), (page, source)
-    assert (site / "images/scaling.png").is_file()
+    assert (site / "images/throughput.png").is_file()
 
 
 @pytest.mark.matrix

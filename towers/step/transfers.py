@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 # In bytes. Packing copies a tensor twice; a separate exchange between workers costs 1 to 2 ms
-# (benchmarks/machines.py).
+# (benchmarks/exchange.py).
 LARGE = 2 * 10**6
 
 

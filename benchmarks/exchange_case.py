@@ -1,35 +1,23 @@
-"""Measures one of several workers: the exchange of sums, memory, and reading images.
+"""Times the sum over workers in one of them; exchange.py calls it in connected processes."""
 
-machines.py calls these functions in connected processes.
-"""
-
-import functools
-import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 import towers
-from benchmarks.contender import make_dataset, make_step
+from benchmarks.contender import make_step
 from benchmarks.machine import peak_memory_mb
 from benchmarks.workloads import WORKLOADS
-from towers.app.datasets.batches import load_examples
-from towers.resume.epoch import Epoch
-from towers.app.datasets.image_folder import ImageFiles
 from towers.machine.devices import CPU
-from towers.step.exchange import towers_of
-from towers.step.sharding import rows_of_towers
 
 NUM_TENSORS = 8  # of equal size; small tensors are packed into one, as in a step
 TURN_SECONDS = 0.5
 WARM_UP_CALLS = 3
 GROUP_KEY = 1000  # of the ring's collectives; towers uses smaller keys
-BATCH_SIZE, NUM_BATCHES, STORED_SIZE, SHAPE = 64, 6, (375, 500), (224, 224, 3)  # images
 
 
 def measure_exchange(megabytes: Sequence[float], rounds: int) -> dict[str, Any]:
@@ -103,49 +91,6 @@ def _agree_on_calls(step: towers.TowerStep, seconds: float) -> int:
 
     (total,) = add_up(tf.constant([seconds]))
     return max(1, round(TURN_SECONDS * step.cluster.num_workers / float(total[0])))
-
-
-def measure_memory(steps: Sequence[int]) -> dict[str, Any]:
-    """Trains and returns {"200": MB, "1000": MB}: the resident memory after so many steps."""
-    towers.logical_cpus(1)
-    workload, found = WORKLOADS["tiny"](), {}
-    step = make_step(workload, "towers", 1)
-    dataset = make_dataset(*workload.data(1), workload.batch_size, max(steps))
-    for count, (x, y) in enumerate(dataset, start=1):
-        step.train_batch(x, y)
-        if count in steps:
-            pages = int(Path("/proc/self/statm").read_text().split()[1])
-            found[str(count)] = pages * os.sysconf("SC_PAGE_SIZE") / 1e6
-    return {**found, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}
-
-
-def measure_input(folder: str, rounds: int) -> dict[str, Any]:
-    """Returns {"own": [ms], "all": [ms]}: the time to read and decode a global batch, per round.
-
-    Each worker writes its images to the folder first.
-    """
-    towers.logical_cpus(1)
-    workers = towers.join_workers()
-    names = [f"{workers.index}-{number}.jpg" for number in range(BATCH_SIZE * NUM_BATCHES)]
-    rng = np.random.default_rng(0)
-    for name in names:
-        coarse = rng.integers(0, 256, (48, 64, 3)).astype("float32")
-        pixels = tf.cast(tf.image.resize(coarse, STORED_SIZE), tf.uint8)
-        Path(folder, name).write_bytes(tf.io.encode_jpeg(pixels).numpy())
-    labels = np.zeros(len(names), np.int32)
-    examples = load_examples(ImageFiles(Path(folder), names, labels, SHAPE))
-    count = workers.num_workers
-    own = functools.partial(rows_of_towers, count, towers_of(workers.index, count, count))
-    found: dict[str, list[float]] = {"own": [], "all": []}
-    for index in range(rounds):
-        for way in [*found][:: -1 if index % 2 else 1]:
-            workers.barrier()
-            start = time.perf_counter()
-            rows = own if way == "own" else None
-            for batch in examples.batches(Epoch(BATCH_SIZE, 0, index, rows=rows)):
-                del batch
-            found[way].append(1e3 * (time.perf_counter() - start) / NUM_BATCHES)
-    return {**found, "calls": NUM_BATCHES, "peak_memory_mb": peak_memory_mb(), "device": "CPU"}
 
 
 def _time_calls(way: Callable[[], Any], calls: int) -> tuple[float, int]:
