@@ -77,6 +77,14 @@ def test_a_dropout_counts_with_its_mask_and_output():
     assert 4 * 1024 * 512 < found.activations() < 6 * 4 * 1024 * 512
 
 
+def test_a_recurrent_layer_counts_with_what_it_keeps_of_each_time_step():
+    """The input of 16 numbers, and the state of 32, which the next step and the output have, too."""
+    model = keras.Sequential([keras.Input((50, 16)), L.SimpleRNN(32), L.Dense(10)])
+    found = memory.tower_memory(traced(model, num_towers=1).phases(), 64)
+    kept = 4 * 64 * 50 * (16 + 32)
+    assert kept <= found.activations() < 1.4 * kept
+
+
 def test_activations_grow_with_the_rows_and_gradients_do_not():
     phases = traced(convolutions(norm=True), num_towers=1).phases()
     small, large = (memory.tower_memory(phases, rows) for rows in (8, 64))

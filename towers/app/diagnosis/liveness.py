@@ -11,12 +11,14 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from towers.app.diagnosis.loop_memory import list_bytes
 from towers.divide.facts import PART, Op, Value, rows as rows_at
 from towers.divide.phases import Phases
 
 # Their result is, or lies in, the memory of their first input.
 _VIEWS = frozenset(
-    ("Identity", "Reshape", "ExpandDims", "Squeeze", "StopGradient", "PreventGradient")
+    """Identity Reshape ExpandDims Squeeze StopGradient PreventGradient
+    TensorListFromTensor""".split()
 )
 # They write over an input of the same size that nothing reads later.
 _IN_PLACE = frozenset(
@@ -102,7 +104,8 @@ class _Buffers:
 def tower_memory(phases: Phases, rows: int) -> TowerMemory:
     """Returns the bytes of a tower with so many rows in the update with these phases.
 
-    A loop counts with its results alone, and kernels need further space while they run.
+    A loop counts with its results, and with what it keeps of each time step for its gradient.
+    Kernels need further space while they run.
     """
     towers = {op for phase, ops in phases.items() if phase % 2 == 0 for op in ops}
     order = [op for _, ops in sorted(phases.items()) for op in ops]
@@ -133,7 +136,9 @@ def tower_memory(phases: Phases, rows: int) -> TowerMemory:
 
 def _num_bytes(value: Value, rows: int, sizes: Mapping[Value, int]) -> int:
     """Returns the bytes of a value of a tower with so many rows; sizes: of the values before it."""
-    if value.dtype in (tf.resource, tf.variant, tf.string):
+    if value.dtype == tf.variant:
+        return list_bytes(value, rows)
+    if value.dtype in (tf.resource, tf.string):
         return 0
     shape = value.shape.as_list() if value.shape.rank is not None else [None, None]
     if shape.count(None) > 1:  # such as a sum over axes that follow from shapes
