@@ -48,3 +48,9 @@ def list_cases(rows: Sequence[Mapping[str, str]]) -> list[list[str]]:
             cells.append(f"{float(value):.2g}" if found == "silently wrong" else found)
         table.append([case, *cells])
     return table
+
+
+def split_cases(table: Sequence[list[str]]) -> tuple[list[list[str]], list[str]]:
+    """Returns the rows of `list_cases` in which some way is not exact, and the other cases."""
+    differ = [row for row in table if set(row[1:]) != {"exact"}]
+    return differ, [row[0] for row in table if row not in differ]

@@ -9,6 +9,7 @@ measurements.
 import csv
 import statistics
 import sys
+import textwrap
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,8 +48,8 @@ _PEERS = {
 _EPOCHS_ROWS = {
     "cnn": "`cnn`, 128",
     "gru_small": "2 x 128 GRU, 128",
-    "text": "masked bidirectional LSTM of 64 units, open length, texts of 80 words, 64",
-    "transformer": "Transformer, two decoder blocks of width 64, 32 tokens, 32",
+    "text": "masked bidirectional LSTM of 64 units, 64",
+    "transformer": "Transformer, two decoder blocks, 32",
 }
 # Keras Applications whose first epochs are measured.
 MODELS = "MobileNetV2 ResNet50 EfficientNetB0"
@@ -237,9 +238,12 @@ def outcomes(results: Results) -> str:
 
 
 def cases(results: Results) -> str:
-    """Returns the outcome of each case."""
+    """Returns a table of the cases in which some way is not exact, and the names of the others."""
     rows = exactness_tables.list_cases(results.of(exactness_tables.BENCHMARK))
-    return markdown_table(["case", *exactness_tables.TITLES.values()], rows)
+    differ, exact = exactness_tables.split_cases(rows)
+    listed = f"Every way is exact in the other {len(exact)} cases: `{'`, `'.join(exact)}`."
+    table = markdown_table(["case", *exactness_tables.TITLES.values()], differ)
+    return f"{table}\n\n{textwrap.fill(listed, 140, break_on_hyphens=False)}"
 
 
 def dcgan(results: Results) -> str:

@@ -143,6 +143,13 @@ def test_every_result_of_a_case_has_an_outcome(way, value, expected):
         exactness_tables.list_cases(rows)
 
 
+def test_a_case_is_either_a_row_or_one_in_which_every_way_is_exact():
+    table = [["a", "exact", "exact"], ["b", "exact", "0.1"], ["c", "error", "exact"]]
+    assert exactness_tables.split_cases(table) == (table[1:], ["a"])
+    text = readme.cases(readme.Results())
+    assert text.count("\n| ") - 1 + int(re.search(r"the other (\d+) cases", text)[1]) == 40
+
+
 def test_cases_end_in_a_difference_an_error_or_at_their_limit():
     names = "gradient accumulation", "custom step: SimCLR"
 

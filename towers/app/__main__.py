@@ -54,8 +54,7 @@ def define_flags() -> None:
             None,
             f"A .keras file, or a run's directory for its best.keras: "
             f"{result}, for the test data, on all towers; train nothing. Data and "
-            "batch come from the run in whose directory the file lies, unless "
-            "they are given.",
+            "batch come from the file's run, unless they are given.",
         )
     flags.DEFINE_string(
         "replay",

@@ -49,15 +49,14 @@ class MachineFields:
     )
     data_dir: str | None = path(
         None,
-        "The directory of the data set's files; for npz, the file. "
-        "Beside `resume`, it is the place to which the same data have moved. Default: the data "
-        "set's own place.",
+        "The directory of the data set's files; for npz, the file. Beside `resume`, the place to "
+        "which the same data have moved. Default: the data set's own place.",
         ON_THE_MACHINE,
     )
     image_size: str | None = text(
         None,
-        "The size of all images of image_folder: HEIGHTxWIDTH or "
-        "HEIGHTxWIDTHxCHANNELS, such as 224x224x3. Default: the most frequent size.",
+        "The size of image_folder's images: HEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS, such as "
+        "224x224x3. Default: the most frequent size.",
         check=_check_image_size,
     )
     features: str | None = code(
@@ -67,17 +66,16 @@ class MachineFields:
     )
     data_workers: int = count(
         0,
-        "The number of processes that read a source with __len__ and "
-        "__getitem__. Results do not depend on it. Default: 0, a thread of this process, which "
-        "needs no copies.",
+        "The number of processes that read a source with __len__ and __getitem__; 0 uses a thread "
+        "of this process. Results do not depend on it.",
         ON_THE_MACHINE,
         at_least=0,
         at_most=1024,
     )
     shuffle_buffer: int = count(
         10_000,
-        "The number of examples in memory among which a "
-        "tf.data.Dataset is shuffled if it does not fit into memory. A larger number mixes better.",
+        "The number of examples among which a tf.data.Dataset is shuffled if it does not fit into "
+        "memory.",
     )
     augment: str | None = code(
         None,
@@ -97,18 +95,16 @@ class MachineFields:
     )
     logical_gpus: int | None = count(
         None,
-        "The number of logical GPUs, of equal memory, into "
-        "which the GPUs are divided. It simulates a larger machine with real kernels and copies, "
-        "not its speed. Default: GPUs are not divided.",
+        "The number of logical GPUs, of equal memory, into which the GPUs are divided. It "
+        "simulates a larger machine, but not its speed. Default: GPUs are not divided.",
         ON_THE_MACHINE | Role.BEGINNING,
         at_most=_MOST_DEVICES,
     )
     num_towers: int | str | None = count(
         None,
-        "The number of towers over all devices. It defines the "
-        "run: a fixed number gives bit-identical results on any number of devices. auto tries the "
-        "first step, and doubles the number until the step fits into memory. Default: one for "
-        "each device.",
+        "The number of towers over all devices. It defines the run: a fixed number gives "
+        "bit-identical results on any number of devices. auto doubles the number until the first "
+        "step fits into memory. Default: one for each device.",
         Role.BEGINNING,
         at_most=_MOST_TOWERS,
         word=AUTO,
@@ -123,9 +119,9 @@ class MachineFields:
     )
     towers_per_device: str | None = text(
         None,
-        "The number of towers on each device, such as 3,1 if the first one is three times as fast. "
-        "Their sum is the number of towers, and results depend on it alone. auto spreads "
-        "`num_towers` by the measured seconds of a tower on each device. Default: equal numbers.",
+        "The number of towers on each device, such as 3,1 if the first is three times as fast. "
+        "Results depend on their sum alone. auto spreads `num_towers` by the measured seconds of "
+        "a tower on each device. Default: equal numbers.",
         ON_THE_MACHINE | Role.BEGINNING,
         check=_check_counts,
     )
@@ -138,17 +134,15 @@ class MachineFields:
     variable_device: str = choice(
         "cpu",
         ("cpu", "gpu"),
-        "The device that holds and updates the "
-        "parameters, /cpu:0 or /gpu:0. The CPU is equally near to all GPUs.",
+        "The device that holds and updates the parameters: /cpu:0 or /gpu:0.",
     )
     strategy: str = choice(
         "parameter_server",
         tuple(choices.STRATEGIES),
-        "The place of the "
-        "parameters. parameter_server holds them on `variable_device` alone. mirrored holds a "
-        "copy of them and of the optimizer's state on each GPU. sharded holds a copy of them, and "
-        "divides the update and the optimizer's state among the GPUs. Both give the results of "
-        "`variable_device`=gpu.",
+        "The place of the parameters. parameter_server: `variable_device` alone. mirrored: a copy "
+        "of them and of the optimizer's state on each GPU. sharded: a copy of them on each GPU, "
+        "while the GPUs divide the update and the optimizer's state. mirrored and sharded give "
+        "the results of `variable_device`=gpu.",
         Role.FREE,
         refused={choices.ASYNC: choices.ASYNC_REFUSED},
     )
@@ -156,15 +150,14 @@ class MachineFields:
         "auto",
         choices.ADD_ON,
         "The devices that add the towers' gradients. auto adds on GPUs if towers run there. cpu "
-        "adds on the CPU alone: no GPU sends to another one, which helps if a link between them "
-        "fails. Both give the same bits, except in sums of denormal numbers.",
+        "adds on the CPU alone, which helps if a link between GPUs fails. Both give the same "
+        "bits, except in sums of denormal numbers.",
         ON_THE_MACHINE,
     )
     gpus_per_tower: int = count(
         1,
-        "The number of GPUs that share the layers of each tower, in as "
-        "many stages, for a model that does not fit into one GPU. With `accumulate`=8, 8 towers "
-        "use them in a pipeline. Default: 1, a GPU holds all layers.",
+        "The number of GPUs that share the layers of each tower, in as many stages, for a model "
+        "that does not fit into one GPU. With `accumulate`=8, 8 towers use them in a pipeline.",
         Role.FREE | Role.BEGINNING,
         at_most=_MOST_DEVICES,
     )
@@ -185,10 +178,9 @@ class MachineFields:
     )
     jit_compile: bool | str = switch(
         AUTO,
-        "Compiles each tower with XLA, which takes longer to "
-        "start and is mostly faster on GPUs. auto follows Keras on GPUs: XLA compiles if every "
-        "layer supports it, or as a compiled model says. On CPUs, auto compiles small recurrent "
-        "models.",
+        "Compiles each tower with XLA, which starts more slowly and is mostly faster on GPUs. "
+        "auto follows Keras on GPUs: XLA compiles if every layer supports it, or as a compiled "
+        "model says. On CPUs, auto compiles small recurrent models.",
         word=AUTO,
     )
     cpu_threads: int | None = count(
@@ -200,16 +192,15 @@ class MachineFields:
     )
     worker_timeout: float = number(
         60.0,
-        "The seconds without an answer after which a worker "
-        "counts as lost and all workers stop. Default: a minute.",
+        "The seconds without an answer after which a worker counts as lost and all workers stop.",
         Role.FREE,
         at_most=_LONGEST_WAIT,
     )
     hang_timeout: float | str = number(
         AUTO,
-        "The seconds without a step, a read batch or a "
-        "written file after which a run says where it hangs and ends with exit code 4; 0 means "
-        "never. auto means 10 times the longest wait so far, at least 5 minutes.",
+        "The seconds without a step, a read batch or a written file after which a run says where "
+        "it hangs and ends with exit code 4; 0 means never. auto means 10 times the longest wait "
+        "so far, at least 5 minutes.",
         ON_THE_MACHINE,
         at_most=_LONGEST_WAIT,
         word=AUTO,

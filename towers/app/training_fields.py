@@ -63,7 +63,7 @@ class TrainingFields:
     fast_dev_run: bool = switch(
         False,
         "Tries every part of a run: two updates, two batches of validation, a checkpoint, "
-        "final.keras, and an export, by default into the run's directory. Off by default.",
+        "final.keras, and an export, by default into the run's directory.",
         Role.LIMIT,
     )
     optimizer: str | None = text(
@@ -73,23 +73,20 @@ class TrainingFields:
     )
     learning_rate: float | None = number(
         None,
-        "The learning rate of the update with the "
-        "full-batch gradient. It does not depend on the number of towers. Default: the "
-        "optimizer's own rate.",
+        "The learning rate of the update with the full-batch gradient, for any number of towers. "
+        "Default: the optimizer's own rate.",
         Role.OPTIMIZER,
     )
     schedule: str = text(
         "constant",
-        "The learning rate over `epochs` or `max_steps`. cosine and "
-        "linear end at 0, and step:30,60 takes a tenth after each of these epochs. With the "
-        "default, constant, only callbacks change the rate.",
+        "The learning rate over `epochs` or `max_steps`. cosine and linear end at 0; step:30,60 "
+        "takes a tenth after each of these epochs.",
         Role.OPTIMIZER,
         check=lambda name, value: step_epochs(value),
     )
     warmup_steps: int = count(
         0,
-        "The number of updates over which the learning rate rises from 0, "
-        "before `schedule`. Default: 0.",
+        "The number of updates over which the learning rate rises from 0, before `schedule`.",
         Role.OPTIMIZER,
         at_least=0,
     )
@@ -117,9 +114,8 @@ class TrainingFields:
     )
     class_weight: str | None = text(
         None,
-        "The weight of the examples of each class in the loss, "
-        "as in Keras' fit: 0:1,1:5 (other classes weigh 1), or balanced, which makes all classes "
-        "count equally. Default: all weigh 1.",
+        "The weight of each class in the loss, as in Keras' fit: 0:1,1:5 (other classes weigh 1), "
+        "or balanced, which makes all classes count equally. Default: all weigh 1.",
     )
     batch_norm: str | None = choice(
         None,
@@ -131,16 +127,15 @@ class TrainingFields:
     )
     freeze: str | None = text(
         None,
-        "A regular expression, such as ^(conv1|bn)/. A layer is "
-        "frozen, as in Keras, if the expression is found in the paths of all its variables. "
-        "Default: none.",
+        "A regular expression, such as ^(conv1|bn)/. It freezes each layer if it is found in the "
+        "paths of all its variables. Default: none.",
         Role.BEGINNING,
         check=_check_pattern,
     )
     init_from: str | None = path(
         None,
-        "A .keras file with starting values for the variables of "
-        "the same names and shapes. Default: all start at random values.",
+        "A .keras file with starting values for variables of the same names and shapes. Default: "
+        "all start at random values.",
         Role.BEGINNING,
     )
     seed: int = count(
@@ -156,9 +151,8 @@ class TrainingFields:
     )
     deterministic: bool = switch(
         False,
-        "Uses only kernels that give the same bits twice; an "
-        "operation without such a kernel is an error. Off by default, because it costs speed on "
-        "GPUs, and CPUs give the same bits without it.",
+        "Uses only kernels that give the same bits twice; an operation without one is an error. "
+        "It costs speed on GPUs; CPUs give the same bits without it.",
     )
     nonfinite: str = choice(
         "stop",
@@ -171,9 +165,8 @@ class TrainingFields:
     # Files and callbacks.
     run_dir: str | None = path(
         None,
-        "The directory of the run, new or empty. It may be a URL of "
-        "fsspec, such as s3://bucket/path, which is written by way of a local copy. Default: the "
-        "next free runs/<model>-<dataset>-001.",
+        "The directory of the run, new or empty, or a URL of fsspec, such as s3://bucket/path. "
+        "Default: the next free runs/<model>-<dataset>-001.",
         Role.ONCE | Role.LOCAL,
     )
     resume: str | None = path(
@@ -185,9 +178,8 @@ class TrainingFields:
     )
     trust_run_dir: bool = switch(
         False,
-        "With `resume`, `evaluate` or `predict`, imports the "
-        "modules that the run's config.json names. Off by default, because their code is executed. "
-        "Modules that you name again, beside it, need no trust.",
+        "With `resume`, `evaluate` or `predict`, imports the modules that the run's config.json "
+        "names, and so executes their code. Modules that you name again need no trust.",
         ON_THE_MACHINE | Role.ONCE,
     )
     checkpoint_every: int | None = count(
@@ -198,21 +190,20 @@ class TrainingFields:
     )
     keep_checkpoints: int = count(
         3,
-        "The number of newest checkpoints that are kept, beside the best one. Steps and epochs can "
-        "only be made again, by `replay` and `audit`, from a checkpoint that is kept.",
+        "The number of newest checkpoints that are kept, beside the best one. `replay` and "
+        "`audit` need a checkpoint that is kept.",
         ON_THE_MACHINE,
     )
     keep_best: int = count(
         1,
         "The number of best epochs, by `monitor`, whose models are kept. With 2 or more, "
-        "best-epoch-N.keras holds each of them, beside best.keras.",
+        "best-epoch-N.keras holds each, beside best.keras.",
         ON_THE_MACHINE,
     )
     monitor: str | None = text(
         None,
-        "The column of results.csv that decides which epoch is the "
-        "best; best.keras holds its model. Among equal values, the lowest val_loss is the best. "
-        "Default: val_accuracy, or val_loss if there is none.",
+        "The column of results.csv by which best.keras is chosen; among equal values, the lowest "
+        "val_loss is the best. Default: val_accuracy, or val_loss if there is none.",
     )
     monitor_mode: str = choice(
         AUTO,
@@ -232,34 +223,31 @@ class TrainingFields:
     )
     tensorboard: bool = switch(
         False,
-        "Writes the scalars of each epoch to tensorboard/ in the "
-        "run's directory. Off by default, because results.csv and results.png hold them.",
+        "Writes the scalars of each epoch to tensorboard/ in the run's directory.",
         ON_THE_MACHINE,
     )
     price: float | None = number(
         None,
         "The price of an hour on this machine, in any currency. The time to the end, and the time "
-        "of the whole run, are then shown with their cost. Default: none.",
+        "of the whole run, are shown with their cost. Default: none.",
         ON_THE_MACHINE,
     )
     confusion_matrix: bool = switch(
         False,
         "Draws confusion.png at the end: which classes of the test examples the final model takes "
-        "for which. Off by default, because it predicts all test examples once more.",
+        "for which. It predicts all test examples once more.",
         Role.FREE,
     )
     noise_scale: bool = switch(
         False,
-        "Adds the gradient noise scale to the results: the batch "
-        "size from which more examples hardly reduce the noise. It needs two towers. Off by default, "
-        "because it takes time.",
+        "Adds the gradient noise scale to the results: the batch size from which more examples "
+        "hardly reduce the noise. It needs two towers and takes time.",
     )
 
     ledger: int = count(
         20,
-        "The number of updates between two lines of ledger.csv, which holds digests of "
-        "parameters, batch and seeds. towers-compare finds by it where two runs part. 0 writes no "
-        "ledger.",
+        "The number of updates between two lines of ledger.csv: digests by which towers-compare "
+        "finds where two runs part. 0 writes no ledger.",
         Role.FREE,
         at_least=0,
     )
@@ -267,10 +255,9 @@ class TrainingFields:
     # Checks before training, reports instead of training, and exports after training.
     verify_gradients: bool | str = switch(
         False,
-        "Compares the towers' gradient with the "
-        "gradient of one tower on the first batch. If they differ, the run ends before its first "
-        "update and names the variable; with =warn, it continues. Off by default, because one "
-        "device needs memory for the whole global batch.",
+        "Compares the towers' gradient with the gradient of one tower on the first batch. If they "
+        "differ, the run ends before its first update and names the variable; with =warn, it "
+        "continues. One device needs memory for the whole global batch.",
         Role.ONCE,
         word=WARN,
     )
@@ -282,14 +269,13 @@ class TrainingFields:
     )
     plan: bool = switch(
         False,
-        "Prints devices, towers, shard sizes, the bytes and transfers "
-        "of each step, the memory of each device, and the layers. Trains nothing.",
+        "Prints devices, towers, shard sizes, layers, the memory of each device, and the bytes "
+        "and transfers of each step. Trains nothing.",
         Role.ONCE,
     )
     export: str | None = path(
         None,
-        "A new directory for a SavedModel. It gets the model at the "
-        "run's end, or the model of `evaluate` or `predict`. With `resume`, a complete run is "
-        "exported, too. Default: none.",
+        "A new directory for a SavedModel of the model at the run's end, or of the model of "
+        "`evaluate` or `predict`. With `resume`, a complete run is exported, too. Default: none.",
         ON_THE_MACHINE | Role.ONCE,
     )
