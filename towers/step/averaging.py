@@ -13,14 +13,14 @@ whichever device each tower ran on.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, Union
+from typing import TypeAlias, Union
 
 import tensorflow as tf
 
 from towers.machine.devices import Policy
 from towers.step.transfers import transfer
 
-Values: TypeAlias = list[Any]  # V tensors: one tower's, or sums
+Values: TypeAlias = list[tf.Tensor]  # V tensors: one tower's, or sums
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 

@@ -26,7 +26,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -87,7 +86,7 @@ class Stages:
             for variable in getattr(call.operation, "variables", ()):
                 self._of_variables.setdefault(id(variable), stage)
 
-    def of(self, variables: Iterable[Any]) -> list[int]:
+    def of(self, variables: Iterable[keras.Variable]) -> list[int]:
         """Returns each variable's stage: the first that uses it, or the last if no layer does."""
         return [self._of_variables.get(id(v), self.num_stages - 1) for v in variables]
 
@@ -95,7 +94,7 @@ class Stages:
     def scopes(self) -> Iterator[None]:
         """Puts each layer's operations and gradients into the name scope of its stage."""
 
-        def scope(operation: Any, index: int) -> AbstractContextManager:
+        def scope(operation: keras.Operation, index: int) -> AbstractContextManager:
             stages = self._of_calls[id(operation)]
             return tf.name_scope(f"{STAGE_SCOPE}{stages[index % len(stages)]}")
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -128,7 +127,7 @@ def small_loops(model: keras.Model) -> bool:
     )
 
 
-def _is_keras(value: Any) -> bool:
+def _is_keras(value: object) -> bool:
     """Whether Keras defines a function, a class or the class of an object."""
     return getattr(value, "__module__", "").startswith("keras.")
 
