@@ -8,7 +8,6 @@ a global batch                -->  each phase in its turn
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -149,7 +148,7 @@ class Divided:
             forced |= needed
 
     def __call__(
-        self, *arguments: tf.Tensor, placed: Sequence[Sequence[Any]] | None = None
+        self, *arguments: tf.Tensor, placed: Sequence[Sequence[tf.Tensor]] | None = None
     ) -> list[tf.Tensor]:
         """Runs the step within the caller's tf.function; returns the function's flat outputs.
 
@@ -159,7 +158,7 @@ class Divided:
         return self._whole_outputs(self._computed(arguments, placed))
 
     def with_parts(
-        self, *arguments: tf.Tensor, placed: Sequence[Sequence[Any]] | None = None
+        self, *arguments: tf.Tensor, placed: Sequence[Sequence[tf.Tensor]] | None = None
     ) -> tuple[list[tf.Tensor], list[Parts | None], tf.Tensor]:
         """Runs the step; also returns what each of this worker's towers adds to the outputs.
 
@@ -181,7 +180,7 @@ class Divided:
         return [variable for value, variable in self.variables.items() if value in changed]
 
     def _computed(
-        self, arguments: Sequence[tf.Tensor], placed: Sequence[Sequence[Any]] | None
+        self, arguments: Sequence[tf.Tensor], placed: Sequence[Sequence[tf.Tensor]] | None
     ) -> Run:
         """Runs all phases."""
         captured = self._graph.external_captures

@@ -11,9 +11,13 @@ size    follows from shapes and constants; made where needed   tf.shape(x)[0], c
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
+
+Tensors: TypeAlias = list[tf.Tensor]  # values of operations in one graph, in order
+Shapes: TypeAlias = Sequence[tf.TensorShape]  # at the probes, or what makes tf.TensorShapes
 
 
 class Fact(NamedTuple):
@@ -83,7 +87,7 @@ class Elements(NamedTuple):
         unknown.
     """
 
-    shapes: Sequence[Any] | None = None
+    shapes: Shapes | None = None
     number: Sequence[int] | None = None
     source: "Value | None" = None
 
@@ -106,7 +110,7 @@ class Value:
     fact: Fact = ONCE
     elements: Elements = Elements()
     rows_each: int | None = None
-    formula: tuple[Any, Any] | None = None
+    formula: tuple[np.ndarray, np.ndarray] | None = None
     is_outside: bool = False
 
     @property
@@ -149,6 +153,6 @@ class Each:
 
     needs: list[tuple[Value, Need]]
     facts: list[Fact]
-    emit: Callable[[Any, "Op", list[Any]], Sequence[Any]] | None = None
-    shapes: list[Any] | None = None
+    emit: Callable[[Any, "Op", Tensors], Sequence[tf.Tensor | None]] | None = None
+    shapes: Sequence[Shapes | None] | None = None
     elements: list[Elements] | None = None

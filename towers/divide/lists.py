@@ -4,13 +4,16 @@ A list that runs in the towers has the fact of its elements. In each tower it ho
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Value
-from towers.divide.facts import AS_PART, EMPTY, SAME, SIZES, rows, rows_of
+from towers.divide.context import Context
+from towers.divide.facts import (
+    AS_PART, EMPTY, ONCE, OWN, PART, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op,
+    Shapes, Tensors, Value, rows, rows_of,
+)  # fmt: skip
 from towers.divide.probes import ROWS, Probes, is_fixed, is_rows
 from towers.divide.rule import Look, Rule, rule
 
@@ -62,7 +65,9 @@ def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | 
 _list_rule = functools.partial(rule, table=LISTS)
 
 
-def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> Any:
+def _element_shape(
+    value: Value, fact: Fact, probes: Probes, first: int = 0
+) -> Callable[[Context], tf.Tensor]:
     """Returns a function that makes the shape of a tower's element; -1 is unknown.
 
     value: an element, or elements along axis 0 if `first` is 1.
@@ -70,10 +75,10 @@ def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> 
     dims = probes.dims(value)
     sizes = [-1 if n is None else n for n in value.shape[first:]] if value.shape.rank else None
 
-    def shape(context: Any) -> tf.Tensor:
+    def shape(context: Context) -> tf.Tensor:
         if sizes is None:
             return tf.constant(-1)
-        own: list[Any] = list(sizes)
+        own: list[int | tf.Tensor] = list(sizes)
         if fact.has_rows and dims is not None:
             axis = fact.axis
             own[axis] = dims[axis + first][0] // ROWS[0] * context.place.count
@@ -91,7 +96,7 @@ def new_list(look: Look) -> Each | None:
         return None  # a list with an element for each row
     dtype = look.op.source.get_attr("element_dtype")
 
-    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def make(context: Context, op: Op, values: Tensors) -> Tensors:
         if has_count:
             return [tf.raw_ops.TensorListReserve(
                 element_shape=-1, num_elements=values[0], element_dtype=dtype
@@ -129,7 +134,7 @@ def from_tensor(look: Look) -> Each | None:
     elements = Elements([dim[1:] for dim in zip(*dims)], dims[0])
     inner = rows(fact.axis - 1) if fact.kind == "rows" else PART
 
-    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def make(context: Context, op: Op, values: Tensors) -> Tensors:
         return [tf.raw_ops.TensorListFromTensor(tensor=values[0], element_shape=tf.constant(-1))]
 
     return Each([(look.inputs[0], need_for(fact))], [inner], make, elements=[elements])
@@ -170,7 +175,7 @@ def _is_same_again(whole: Value, value: Value) -> bool:
     return whole.fact == EMPTY or whole.fact == SAME and whole.elements.source is value
 
 
-def _pass_on(context: Any, op: Any, values: list[Any]) -> list[Any]:
+def _pass_on(context: Context, op: Op, values: Tensors) -> Tensors:
     return values
 
 
@@ -194,7 +199,7 @@ def push_back(look: Look) -> Each | None:
     return _put(look, 1)
 
 
-def _element(look: Look, output: int) -> tuple[Any, Any] | None:
+def _element(look: Look, output: int) -> tuple[Callable[[Context], tf.Tensor], Shapes] | None:
     """Returns the emission of an element shape, and the element's shapes at the probes."""
     known = look.inputs[0].elements.shapes
     if known is None or None in known:
@@ -211,7 +216,7 @@ def get_item(look: Look) -> Each | None:
         return _once_in_towers(look, 2)
     shape, known = found
 
-    def get(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def get(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [*values, shape(context)])
 
     needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
@@ -236,7 +241,7 @@ def pop_back(look: Look) -> Each | None:
         return _once_in_towers(look, 1)
     shape, known = found
 
-    def pop(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def pop(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [values[0], shape(context)])
 
     needs = [(look.inputs[0], OWN)]
@@ -268,7 +273,7 @@ def stack(look: Look) -> Each | None:
     look.probes.feed(look.outputs[0], shapes)
     shape = _element_shape(look.outputs[0], fact, look.probes, 1)
 
-    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def make(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [values[0], shape(context)])
 
     result = rows(fact.axis + 1) if fact.kind == "rows" else PART
@@ -296,7 +301,7 @@ def element_shape(look: Look) -> Each | None:
         return None
     shape = look.outputs[0].shape
 
-    def unknown(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def unknown(context: Context, op: Op, values: Tensors) -> Tensors:
         return [tf.constant(-1, op.outputs[0].dtype, shape if shape.is_fully_defined() else [])]
 
     return Each([], [ONCE], unknown)

@@ -4,22 +4,36 @@ A loop runs in every tower if no operation in it needs the rows of other towers.
 loop too, and is judged in the same way. Any other loop runs once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
 from towers.divide.context import Context, reads
 from towers.divide.facts import (
-    EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Op, Value, rows,
+    EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op, Shapes, Tensors, Value,
+    rows,
 )  # fmt: skip
 from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
 from towers.divide.lists import LISTS, joined, need_for
 from towers.divide.tables import TABLES
+from towers.divide.probes import Probes
 from towers.divide.rule import Look
 from towers.machine.tensorflow_internals import called_graphs
 
 _MOST_ROUNDS = 8
+
+
+class LoopAnalysis(Protocol):
+    """What the rules of loops use of an `Analysis`, whose module imports this one."""
+
+    probes: Probes
+    forced: Collection[str]
+    is_inside: bool
+
+    def read_before(self, op: Op) -> Value: ...
+
+    def place_inside(self, ops: Sequence[Op]) -> None: ...
 
 
 def has_own_shapes(op: Op) -> bool:
@@ -28,7 +42,7 @@ def has_own_shapes(op: Op) -> bool:
     return has_list or op.type in (*LOOPS, *CONDITIONS, *TABLES)
 
 
-def each_of(analysis: Any, op: Op) -> Each | None:
+def each_of(analysis: LoopAnalysis, op: Op) -> Each | None:
     """Returns how a list operation, a loop or a condition runs in every tower, or None."""
     if op.source.name in analysis.forced:
         return None
@@ -42,10 +56,10 @@ def each_of(analysis: Any, op: Op) -> Each | None:
     return None
 
 
-def shape_as_part(axis: int) -> Callable[..., list[Any]]:
+def shape_as_part(axis: int) -> Callable[..., Tensors]:
     """Returns the emission of a shape in parts: own sizes at an axis, else tower 0's sizes."""
 
-    def emit(context: Any, op: Op, values: list[Any]) -> list[Any]:
+    def emit(context: Context, op: Op, values: Tensors) -> Tensors:
         own = tf.shape(values[0], out_type=op.outputs[0].dtype)
         is_kept = tf.one_hot(axis, tf.size(own), True, False) | tf.equal(context.place.start, 0)
         return [tf.where(is_kept, own, tf.zeros_like(own))]
@@ -58,7 +72,9 @@ def _argument(tensor: tf.Tensor, operation: tf.Operation) -> Value:
     return new_op("Placeholder", operation, [], [tensor]).outputs[0]
 
 
-def _inner(analysis: Any, graph: Any, given: Sequence[Value]) -> tuple[list[Op], list[Value]]:
+def _inner(
+    analysis: LoopAnalysis, graph: tf.Graph, given: Sequence[Value]
+) -> tuple[list[Op], list[Value]]:
     """Flattens a body; variables are read before the loop, on the parameter device."""
     arguments = {id(t): v for t, v in zip(graph.inputs, given, strict=True)}
     ops, outputs = flatten(graph, arguments)
@@ -96,7 +112,9 @@ def _check(ops: Iterable[Op]) -> None:
                 raise _NotInTowers
 
 
-def _external(ops: Sequence[Op], own: Iterable[Value], ends: Sequence[Any]) -> list[Any]:
+def _external(
+    ops: Sequence[Op], own: Iterable[Value], ends: Sequence[tuple[Value, Need]]
+) -> list[tuple[Value, Need]]:
     """Returns (value, need) pairs that bodies read from outside. ends: the pairs of the results."""
     inside = {*own, *(value for op in ops for value in op.outputs)}
     result = Op("", "", ops[0].source if ops else None, [], [], Each(list(ends), []))
@@ -108,11 +126,11 @@ class _Known(NamedTuple):
     """Holds what is known of a loop variable in all rounds; elements: of a list."""
 
     fact: Fact
-    shapes: Any  # at the probes
+    shapes: Shapes | None  # at the probes
     elements: Elements
 
 
-def _loop(analysis: Any, op: Op) -> Each | None:
+def _loop(analysis: LoopAnalysis, op: Op) -> Each | None:
     bodies, conditions = called_graphs(op.source, "body"), called_graphs(op.source, "cond")
     if not bodies or not conditions:
         return None
@@ -151,7 +169,7 @@ def _loop(analysis: Any, op: Op) -> Each | None:
     return _emitted_loop(op, known, given, (ops, ends), (tests, test), body)
 
 
-def _met(analysis: Any, known: _Known, given: Value, output: Value) -> _Known:
+def _met(analysis: LoopAnalysis, known: _Known, given: Value, output: Value) -> _Known:
     """Joins what is known of a loop variable before a round with what is known after it."""
     whole = [value for value in (given, output) if value.fact in (ONCE, SIZE)]
     fact = joined(known.fact, output.fact, analysis.probes, *whole)
@@ -165,7 +183,7 @@ def _met(analysis: Any, known: _Known, given: Value, output: Value) -> _Known:
     return _Known(fact, shapes, known.elements)
 
 
-def _met_lists(analysis: Any, known: _Known, given: Value, output: Value) -> _Known:
+def _met_lists(analysis: LoopAnalysis, known: _Known, given: Value, output: Value) -> _Known:
     """Joins what is known of a list before a round with what is known after it."""
     fact = joined(known.fact, output.fact, analysis.probes)
     before, after = known.elements, output.elements
@@ -194,7 +212,7 @@ def _emitted_loop(
     given: list[Value],
     body: tuple[list[Op], list[Value]],
     test: tuple[list[Op], Value],
-    graph: Any,
+    graph: tf.Graph,
 ) -> Each:
     """Answers that each tower runs the loop, with the same operations on its own values.
 
@@ -209,19 +227,19 @@ def _emitted_loop(
     starts = [(op.inputs[i], need_for(known[i].fact, op.inputs[i])) for i in known]
     invariants = [graph.inputs[i].shape for i in known]
 
-    def emit(context: Any, _: Op, values: list[Any]) -> list[Any]:
+    def emit(context: Context, _: Op, values: Tensors) -> list[tf.Tensor | None]:
         found = dict(zip(outside, values[len(known) :], strict=True))
 
-        def inner(variables: Sequence[Any], ops: Sequence[Op]) -> Context:
+        def inner(variables: Sequence[tf.Tensor], ops: Sequence[Op]) -> Context:
             within = Context(context.place, lambda v, need: found[v, need])
             within.values.update(zip(arguments, variables, strict=True))
             within.run(ops)
             return within
 
-        def goes_on(*variables: Any) -> Any:
+        def goes_on(*variables: tf.Tensor) -> tf.Tensor:
             return inner(variables, test[0]).read(test[1], WHOLE)
 
-        def turn(*variables: Any) -> list[Any]:
+        def turn(*variables: tf.Tensor) -> Tensors:
             within = inner(variables, body[0])
             return [within.read(value, need) for value, need in results]
 
@@ -234,7 +252,7 @@ def _emitted_loop(
     return Each([*starts, *outside], list(facts), emit, list(shapes), list(elements))
 
 
-def _condition(analysis: Any, op: Op) -> Each | None:
+def _condition(analysis: LoopAnalysis, op: Op) -> Each | None:
     """Answers for a condition of a whole value whose branches can run in the towers."""
     if op.inputs[0].fact not in (ONCE, SIZE):
         return None
@@ -263,10 +281,10 @@ def _condition(analysis: Any, op: Op) -> Each | None:
     ends = [list(zip(outputs, needs, strict=True)) for _, outputs in branches]
     outside = _external([*branches[0][0], *branches[1][0]], [], [*ends[0], *ends[1]])
 
-    def emit(context: Any, _: Op, values: list[Any]) -> list[Any]:
+    def emit(context: Context, _: Op, values: Tensors) -> Tensors:
         found = dict(zip(outside, values[1:], strict=True))
 
-        def branch(k: int) -> list[Any]:
+        def branch(k: int) -> Tensors:
             within = Context(context.place, lambda v, need: found[v, need])
             within.run(branches[k][0])
             return [within.read(value, need) for value, need in ends[k]]

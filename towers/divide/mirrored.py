@@ -7,7 +7,7 @@ sharded         each device updates what it owns, and sends parameters to the ot
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -116,7 +116,7 @@ def closure(
     return [op for op in ops if op in wanted]
 
 
-def owned_once(owned: Owned) -> Callable[[Context, Op], list[Any]]:
+def owned_once(owned: Owned) -> Callable[[Context, Op], list[tf.Tensor | None]]:
     """Returns what emits an update of those variables alone that a device owns."""
 
     def branch_of(op: Op, name: str) -> list[Op]:
@@ -126,7 +126,7 @@ def owned_once(owned: Owned) -> Callable[[Context, Op], list[Any]]:
         ops, _ = flatten(graph, {id(tensor): value for tensor, value in pairs})
         return closure(ops, owned, has_scalars=True)
 
-    def once(context: Context, op: Op) -> list[Any]:
+    def once(context: Context, op: Op) -> list[tf.Tensor | None]:
         if all(value in owned.updated for value in _states(op)):
             return context.once(op)
         if op.type not in CONDITIONS:
@@ -268,7 +268,7 @@ class MirroredMeeting:
             sums = dict(enumerate(everywhere))
 
         def context_of(k: int, piece: _Piece) -> Context:
-            def find(value: Value, need: Need) -> Any:
+            def find(value: Value, need: Need) -> tf.Tensor:
                 if value in self._copied:
                     return self._copies.of(self._copied[value])[k].handle
                 if value in sums[k]:

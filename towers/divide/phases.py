@@ -10,7 +10,6 @@ Even numbers are stages in the towers, odd ones are meetings on the parameter de
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -67,8 +66,8 @@ def states_before(ops: Iterable[Op]) -> dict[Op, list[Op]]:
     call Python.
     """
     before: dict[Op, list[Op]] = defaultdict(list)
-    changed: dict[Any, Op] = {}  # what has changed a state last
-    used: dict[Any, list[Op]] = defaultdict(list)  # what has read it since
+    changed: dict[Value | None, Op] = {}  # what has changed a state last
+    used: dict[Value | None, list[Op]] = defaultdict(list)  # what has read it since
     for op in ops:
         states: list[Value | None] = [v for v in op.inputs if v.dtype == tf.resource]
         changes = has_effects(op)

@@ -12,7 +12,8 @@ stage. The towers of a device group run as a pipeline, in the order of `in_order
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+
+import tensorflow as tf
 
 from towers.divide.context import reads
 from towers.divide.facts import SIZE, Op, Value
@@ -97,7 +98,7 @@ class Pipeline:
 
     def call(self, run: Run) -> None:
         """Computes the results of each tower."""
-        machine, received = run.machine, dict[int, Sequence[Sequence[Any]]]()
+        machine, received = run.machine, dict[int, Sequence[Sequence[tf.Tensor]]]()
         groups = [self._stages.groups[first] for first in machine.devices]
         num_stages = self._stages.num_stages
         for level, piece in self._pieces.items():

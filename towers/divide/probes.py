@@ -9,12 +9,11 @@ The graph is imported once for each probe. No kernel runs but for small integers
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.facts import Op, Value
+from towers.divide.facts import Op, Shapes, Value
 from towers.machine.tensorflow_internals import COLOCATION, evaluated
 
 ROWS = (10080, 20160, 12, 10080)  # 10080 has many divisors: steps may reshape rows into groups
@@ -38,7 +37,7 @@ def rows_each(dim: Dim) -> int | None:
     return None
 
 
-def is_fixed(dim: Sequence[Any]) -> bool:
+def is_fixed(dim: Sequence[object]) -> bool:
     """Returns whether a size does not depend on the number of rows."""
     return len(set(dim[:3])) == 1
 
@@ -56,7 +55,7 @@ class Probes:
         self.values = cache(self._values)
         self.formula = cache(self._formula)
 
-    def feed(self, value: Value, shapes: Sequence[Any] | None) -> None:
+    def feed(self, value: Value, shapes: Shapes | None) -> None:
         """Adds a value that is not computed here; shapes: one for each probe, or None."""
         known = [None] * len(ROWS) if shapes is None else shapes
         self._shapes[value] = [tf.TensorShape(shape) for shape in known]
@@ -181,7 +180,7 @@ class Probes:
             found.append(tensors or [])
         return found
 
-    def _fed(self, value: Value, k: int, name: str) -> Any:
+    def _fed(self, value: Value, k: int, name: str) -> tf.compat.v1.NodeDef:
         """Returns the node of a value that no graph computes, at probe k."""
         node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
         node.attr["dtype"].type = value.dtype.as_datatype_enum
@@ -208,7 +207,7 @@ class Probes:
             return found[0]
         return None
 
-    def _values(self, value: Value) -> list[Any] | None:
+    def _values(self, value: Value) -> list[np.ndarray] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
         if value not in self._tensors:
             numbers = self._numbers.get(value)
@@ -226,14 +225,14 @@ class Probes:
             found.append(constant)
         return found
 
-    def const(self, value: Value) -> Any:
+    def const(self, value: Value) -> np.ndarray | None:
         """Returns an integer tensor that is the same at all probes, or None."""
         found = self.values(value)
         if found is None or any(not np.array_equal(found[0], other) for other in found[1:]):
             return None
         return found[0]
 
-    def _formula(self, value: Value) -> tuple[Any, Any] | None:
+    def _formula(self, value: Value) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns arrays (a, b) if an integer tensor is a + b * the number of rows, or None."""
         found = self.values(value)
         if found is None or value.dtype not in (tf.int32, tf.int64):

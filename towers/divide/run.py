@@ -10,12 +10,11 @@ the same phases.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from towers.divide.context import Context, Place, open_shape
-from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Value
+from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Tensors, Value
 from towers.divide.machines import Machine
 from towers.machine.devices import HOST
 from towers.step.averaging import Tree, add_tree
@@ -33,8 +32,8 @@ class Run:
     """
 
     def __init__(
-        self, machine: Machine, given: Mapping[Value, Any], batch: Sequence[Value],
-        placed: Sequence[Sequence[Any]] | None,
+        self, machine: Machine, given: Mapping[Value, tf.Tensor], batch: Sequence[Value],
+        placed: Sequence[Sequence[tf.Tensor]] | None,
     ) -> None:  # fmt: skip
         """
         batch: the given values that have the rows of the batch. placed: for each of this
@@ -62,14 +61,14 @@ class Run:
         # A worker that has only its rows cannot make whole values of them.
         apart = set(batch) if exchange.has_own_rows else set()
         self.whole.values.update((v, tensor) for v, tensor in given.items() if v not in apart)
-        self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
+        self.towers: list[dict[Value, tf.Tensor]] = [{} for _ in self.places]
         self.ends: dict[str, tf.Operation] = {}
         self.places_of: dict[Value, Sequence[str]] = {}
-        self._met: dict[Value, Any] = {}
+        self._met: dict[Value, tf.Tensor] = {}
         self._trees: dict[Value, Tree] = {}
-        self._real_parts: dict[Value, list[Any]] = {}
-        self._shards: dict[tuple[Value, int], list[Any]] = {}
-        self._sent: dict[str, dict[Value, Any]] = defaultdict(dict)  # by device
+        self._real_parts: dict[Value, Tensors] = {}
+        self._shards: dict[tuple[Value, int], Tensors] = {}
+        self._sent: dict[str, dict[Value, tf.Tensor]] = defaultdict(dict)  # by device
         assert placed is None or len(placed) == len(local), "one shard for each tower"
         for i, value in enumerate(batch if placed is not None else ()):
             self._shards[value, 0] = [shard[i] for shard in placed or ()]
@@ -113,7 +112,7 @@ class Run:
             tree = self._reduce(list(map(list, zip(*own, strict=True))), devices)
             self._trees.update((value, _of(tree, i)) for i, value in enumerate(group))
 
-    def know(self, sums: Mapping[Value, Any]) -> None:
+    def know(self, sums: Mapping[Value, tf.Tensor]) -> None:
         """Takes sums that have been made already, on the parameter device."""
         self._met.update(sums)
 
@@ -134,7 +133,7 @@ class Run:
         """Returns the device on which each tower has a value."""
         return self.places_of.get(value, self.machine.devices)
 
-    def _reduce(self, values: list[list[Any]], devices: Sequence[str]) -> Tree:
+    def _reduce(self, values: list[Tensors], devices: Sequence[str]) -> Tree:
         machine = self.machine
         with tf.name_scope(f"{SUM}/"), tf.device(machine.home):
             return machine.exchange.reduce(values, devices, machine.policy, machine.home)
@@ -144,7 +143,7 @@ class Run:
         is_averaged = value.dtype.is_floating and self.machine.batch_norm != "tower0"
         return value.fact == PART or value.fact == EACH and is_averaged
 
-    def _parts(self, value: Value) -> list[Any]:
+    def _parts(self, value: Value) -> Tensors:
         """Returns what each tower adds to a sum."""
         own, weighted = self.values_for(value, OWN), []
         if value.fact == PART:
@@ -167,7 +166,7 @@ class Run:
         rows = self.machine.exchange.concat([tf.transpose(part, front) for part in own])
         return tf.transpose(rows, [front.index(a) for a in range(len(front))])
 
-    def _joined_blocks(self, own: list[Any], count: int) -> tf.Tensor:
+    def _joined_blocks(self, own: Tensors, count: int) -> tf.Tensor:
         """Returns the rows of all towers, in order within each of B blocks.
 
         own: for each tower, its B * n rows.
@@ -180,7 +179,7 @@ class Run:
         joined = tf.transpose(self.machine.exchange.concat(parts), front)
         return tf.reshape(joined, tf.concat([[-1], tf.shape(joined)[2:]], 0))
 
-    def real_parts(self, value: Value) -> list[Any]:
+    def real_parts(self, value: Value) -> Tensors:
         """Returns what each tower adds to a value: no rows, if the tower has none."""
         parts = self.values_for(value, OWN)
         if value.fact == PART:
@@ -201,7 +200,7 @@ class Run:
             self._real_parts[value] = found
         return self._real_parts[value]
 
-    def _agree(self, drawn: list[Any]) -> list[Any]:
+    def _agree(self, drawn: Tensors) -> Tensors:
         """Returns the chief's values; lists stay, because only what is read from them counts."""
         values = [None if value.dtype == tf.variant else value for value in drawn]
         chiefs = self.machine.exchange.broadcast(values)
@@ -209,9 +208,7 @@ class Run:
 
     # From whole values to the towers.
 
-    def values_for(
-        self, value: Value, need: Need, devices: Sequence[str] | None = None
-    ) -> list[Any]:
+    def values_for(self, value: Value, need: Need, devices: Sequence[str] | None = None) -> Tensors:
         """Returns, for each tower, a value as a stage reads it.
 
         devices: the device on which each tower reads it. Default: `Machine.devices`.
@@ -253,12 +250,12 @@ class Run:
         for device, found in arrived.items():
             self._sent[device].update(zip(new, found, strict=True))
 
-    def receive(self, value: Value, by_device: Mapping[str, Any]) -> None:
+    def receive(self, value: Value, by_device: Mapping[str, tf.Tensor]) -> None:
         """Takes a whole value as it is on each device."""
         for device, tensor in by_device.items():
             self._sent[device][value] = tensor
 
-    def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
+    def _cut(self, whole: tf.Tensor, axis: int) -> Tensors:
         """Returns each tower's rows along an axis of a value of the batch."""
         shape = tf.shape(whole)
         each = shape[axis] // self.total

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.parts import Parts, as_slices, tower_gradients
+from towers.divide.parts import Gradient, Parts, as_slices, tower_gradients
 from towers.step.averaging import Values
 from towers.step.errors import NonFiniteError, are_finite, nonfinite_error
 from towers.step.exchange import Exchange
@@ -15,7 +15,7 @@ from towers.step.noise_scale import NoiseMetric, squared_norm
 
 
 def towers_finite(
-    loss: tf.Tensor, gradients: Sequence[Any], loss_parts: Parts | None, parts: Sequence[Any],
+    loss: tf.Tensor, gradients: Sequence[Gradient], loss_parts: Parts | None, parts: Sequence[Any],
     devices: Sequence[str],
 ) -> list[tf.Tensor]:  # fmt: skip
     """Returns [1 + V] bool of each tower: whether its part of loss and gradients is finite.
@@ -57,7 +57,7 @@ def error_of(
 
 
 def measure_noise(
-    metric: NoiseMetric, exchange: Exchange, gradients: Sequence[Any], parts: Sequence[Any],
+    metric: NoiseMetric, exchange: Exchange, gradients: Sequence[Gradient], parts: Sequence[Any],
     sizes: tf.Tensor, loss_scale: tf.Tensor,
 ) -> None:  # fmt: skip
     """Updates the noise scale with the gradients that towers have parts of.
