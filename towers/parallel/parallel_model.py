@@ -149,7 +149,7 @@ def _build_of(given: keras.Model, parallel: "ParallelModel") -> Callable[..., No
     """Returns the `build` of a parallel model, which builds the plain one."""
 
     @functools.wraps(given.build)
-    def build(*args: Any, **kwargs: Any) -> None:
+    def build(*args: object, **kwargs: object) -> None:
         given.build(*args, **kwargs)
         take_over(parallel)
 
@@ -175,7 +175,7 @@ def parallel_on(
         full_batch=full_batch or FullBatch(),
     )
 
-    def fill(namespace: dict[str, Any]) -> None:
+    def fill(namespace: dict[str, object]) -> None:
         namespace["__module__"] = plain.__module__
         # Keras writes `model.__class__` into files and uses it to clone: both become plain models.
         namespace["__class__"] = property(lambda self: plain)
@@ -207,7 +207,7 @@ class ParallelModel(keras.Model):
 
     run_eagerly: bool
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Compiles like `keras.Model.compile`."""
         with tf.device(parameter_device_of(self)):
             super().compile(*args, **kwargs)
@@ -217,7 +217,7 @@ class ParallelModel(keras.Model):
         told = COMPILED if self.jit_compile else False
         towers_of(self).jit_compile = "auto" if is_auto else told
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: object, **kwargs: object) -> keras.callbacks.History:
         """Trains like `keras.Model.fit`. With a `towers.Resume` callback, it can resume."""
         fit, towers = super().fit, towers_of(self)
         if towers.placement.makes_copies(policy_of(towers.devices)):
@@ -261,7 +261,7 @@ class ParallelModel(keras.Model):
         if (measuring := towers_of(self).measuring) is not None:
             measuring.noise.reset_state()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: object, **kwargs: object) -> float | list[float] | dict[str, float]:
         """Evaluates like `keras.Model.evaluate`."""
         with towers_of(self).full_batch.first_of("test"):
             values = super().evaluate(*args, **kwargs)
@@ -269,7 +269,7 @@ class ParallelModel(keras.Model):
         towers_of(self).workers.barrier()
         return values
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, *args: object, **kwargs: object) -> Any:
         """Predicts like `keras.Model.predict`."""
         with towers_of(self).full_batch.first_of("predict"):
             outputs = super().predict(*args, **kwargs)
@@ -284,7 +284,7 @@ class ParallelModel(keras.Model):
         """Returns the loss and metrics after one global batch. Keras' loop calls it."""
         return run_step(self, "test", data)  # type: ignore[no-any-return]
 
-    def predict_step(self, data: Structure) -> Any:
+    def predict_step(self, data: Structure) -> Structure:
         """Returns the outputs for one global batch. Keras' loop calls it."""
         return run_step(self, "predict", data)
 
@@ -306,7 +306,7 @@ class ParallelModel(keras.Model):
         where = f"{towers.num_towers} {plural('tower', towers.num_towers)}"
         return f"<parallel {super().__repr__()}: {where} on {', '.join(towers.devices)}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickles or copies the plain model."""
         warn_user(
             f"a copy or a pickle of parallel model {self.name!r} is the plain model: its fit runs "

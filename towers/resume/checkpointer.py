@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -119,9 +118,9 @@ class Checkpointer:
 
     def check_same(
         self,
-        then: Mapping[str, Any],
-        now: Mapping[str, Any],
-        options: Mapping[str, Any],
+        then: Mapping[str, object],
+        now: Mapping[str, object],
+        options: Mapping[str, object],
         whose: str,
         remedy: str,
     ) -> None:
@@ -157,7 +156,7 @@ class Checkpointer:
         self,
         variables: Callable[[], Variables],
         callbacks: Sequence[keras.callbacks.Callback],
-        state: Mapping[str, Any],
+        state: Mapping[str, object],
     ) -> None:
         """Sets the content of the checkpoints.
 

@@ -5,7 +5,7 @@ list_files(shuffle, seed) -> interleave -> shuffle(1000, seed) -> map -> batch -
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -64,7 +64,7 @@ def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
     )
 
 
-def _nodes(part: tf.data.Dataset) -> list[Any]:
+def _nodes(part: tf.data.Dataset) -> list[tf.compat.v1.NodeDef]:
     """Returns the nodes of a dataset's functions, and of the functions that they call."""
     definitions = [graph.as_graph_def() for graph in dataset_graphs(part)]
     return [
@@ -87,7 +87,7 @@ def _draws(part: tf.data.Dataset) -> bool:
     return is_random and (reshuffles(part) or begins_again(part)) or bool(_changed_variables(part))
 
 
-def _draws_unseeded(node: Any) -> bool:
+def _draws_unseeded(node: tf.compat.v1.NodeDef) -> bool:
     if not _DRAW.search(node.op) or "seed" not in node.attr:
         return False
     return node.attr["seed"].i == node.attr["seed2"].i == 0

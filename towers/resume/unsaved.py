@@ -9,7 +9,6 @@ A custom callback without get_state() and set_state(value) begins again in a res
 import dis
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -24,7 +23,7 @@ _UNKNOWN = object()  # stands for a value that is missing or cannot be compared
 class Watched:
     """Watches the attributes of one callback, from the end of its `on_train_begin` on."""
 
-    def __init__(self, callback: Any, saved: Iterable[str]) -> None:
+    def __init__(self, callback: keras.callbacks.Callback, saved: Iterable[str]) -> None:
         """saved: the names of attributes that checkpoints hold for every callback."""
         self._callback, self._is_warned = callback, False
         classes = type(callback).__mro__
@@ -61,7 +60,7 @@ class Watched:
             renewed -= {k for k in changed if isinstance(values[k], list)}  # which may have grown
         return [name for name in changed if name not in renewed]
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, object]:
         """Returns a comparable copy of each attribute that a custom class has assigned."""
         values = getattr(self._callback, "__dict__", {})
         copies = {n: _copy(v) for n, v in values.items() if n not in self._skipped}
@@ -85,7 +84,7 @@ def _accessed(classes: Sequence[type], methods: Iterable[str]) -> tuple[set[str]
     return read, assigned
 
 
-def _copy(value: Any, depth: int = 4) -> Any:
+def _copy(value: object, depth: int = 4) -> object:
     """Returns a copy of plain values and small containers or arrays of them; else _UNKNOWN."""
     if isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)  # NaN equals NaN
