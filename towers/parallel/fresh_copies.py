@@ -28,20 +28,20 @@ _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two 
 
 def are_trusted(callbacks: Sequence[keras.callbacks.Callback], copies: Copies | NoCopies) -> bool:
     """Returns whether no callback can assign to parameters between steps; warns if one can."""
-    found = [
+    names = [
         type(callback).__name__
         for callback in callbacks
         for hook in _BATCH_HOOKS
         if not str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
     ]
-    if found and copies.num_copies:
+    if names and copies.num_copies:
         warn_user(
-            f"strategy=mirrored or sharded: {', '.join(dict.fromkeys(found))} may assign to "
+            f"strategy=mirrored or sharded: {', '.join(dict.fromkeys(names))} may assign to "
             f"parameters between steps, so that {copies.num_bytes / 1e6:.1f} MB are copied to "
             f"each of {copies.num_copies} devices before every step. Use a callback without "
             "hooks of batches, or strategy=parameter_server.",
         )
-    return not found
+    return not names
 
 
 def with_fresh_copies(

@@ -145,12 +145,12 @@ def _check_model(model: keras.Model) -> None:
         checks.check_model(model)
 
 
-def _build_of(given: keras.Model, parallel: "ParallelModel") -> Callable[..., None]:
+def _build_of(plain_model: keras.Model, parallel: "ParallelModel") -> Callable[..., None]:
     """Returns the `build` of a parallel model, which builds the plain one."""
 
-    @functools.wraps(given.build)
+    @functools.wraps(plain_model.build)
     def build(*args: object, **kwargs: object) -> None:
-        given.build(*args, **kwargs)
+        plain_model.build(*args, **kwargs)
         take_over(parallel)
 
     return build
@@ -162,11 +162,11 @@ def parallel_on(
 ) -> keras.Model:  # fmt: skip
     """Returns the parallel model for these devices; own_rows: an argument of `TowerStep`."""
     is_parallel = isinstance(model, ParallelModel)
-    given, plain = towers_of(model).plain if is_parallel else model, model.__class__
+    plain_model, plain = towers_of(model).plain if is_parallel else model, model.__class__
     is_mirrored = placement.makes_copies(policy_of(devices))
     towers = Towers(
-        given,
-        {} if model.built else dict(vars(given)),
+        plain_model,
+        {} if model.built else dict(vars(plain_model)),
         devices[0] if is_mirrored else HOST,
         devices,
         num_towers,
@@ -185,7 +185,7 @@ def parallel_on(
     # setattr would make Keras track the content of `towers` as parts of the model.
     parallel.__dict__.update({**vars(model), STATE: towers})
     if not model.built:
-        parallel.__dict__["build"] = _build_of(given, parallel)
+        parallel.__dict__["build"] = _build_of(plain_model, parallel)
     device = parameter_device_of(parallel)
     if not is_mirrored and is_gpu(device):
         warn_user(

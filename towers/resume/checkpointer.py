@@ -95,15 +95,15 @@ class Checkpointer:
 
     def _share(self) -> None:
         """Sends the checkpoint and the finished step from the chief to the other workers."""
-        found = self.found
-        text = json.dumps([found and [str(found.path), found.damaged], self.finished_step])
+        newest = self.found
+        text = json.dumps([newest and [str(newest.path), newest.damaged], self.finished_step])
         said, self.finished_step = json.loads(self._workers.broadcast(text.encode()))
         if said is not None:
             contents = []
             for name in (checkpoints.MANIFEST, checkpoints.ARRAYS):
-                with files.open_to_read(found.path / name) if found else io.BytesIO() as file:
+                with files.open_to_read(newest.path / name) if newest else io.BytesIO() as file:
                     contents.append(self._workers.broadcast(file.read()))
-            if found is None:
+            if newest is None:
                 path = Path(said[0])
                 self.found = Found(path, checkpoints.from_bytes(path, *contents), said[1])
 

@@ -37,7 +37,7 @@ class Draws(NamedTuple):
 def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
     """Returns what a dataset draws. Raises ValueError if a `shuffle` in it cannot be repeated."""
     parts = dataset_parts(dataset)
-    seeds = [found for part in parts if (found := dataset_seeds(part)) is not None]
+    seeds = [pair for part in parts if (pair := dataset_seeds(part)) is not None]
     if (0, 0) in seeds:
         raise ValueError(
             f"{argument}: a `shuffle` in this tf.data.Dataset has no seed, so that a resumed fit "
@@ -57,7 +57,7 @@ def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
         begins_again(part) and any(map(_draws, dataset_parts(part))) for part in parts
     )
     return Draws(
-        [list(found) for found in seeds],
+        [list(pair) for pair in seeds],
         is_plain,
         not (keeps or begins_draws_again),
         list(variables.values()),

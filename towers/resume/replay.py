@@ -142,14 +142,14 @@ class Replay:
         """Calls a method of the data between epochs, with the random state of the first fit."""
         then, index = self.then, len(self.now.calls)
         is_repeated = not self.is_over and then is not None and index < len(then.calls)
-        found = then.calls[index] if is_repeated and then is not None else {}
+        changed = then.calls[index] if is_repeated and then is not None else {}
         if is_repeated:
-            set_random_state({**self._left, **found})
+            set_random_state({**self._left, **changed})
         before = random_state()
         method()
         after = random_state()
         drawn = {name: state for name, state in before.items() if after[name] != state}
         if not is_repeated:
-            found = {name: v for name, v in drawn.items() if self._left.get(name) != v}
+            changed = {name: v for name, v in drawn.items() if self._left.get(name) != v}
         self._left |= {name: after[name] for name in drawn}
-        self.now.calls.append(found)
+        self.now.calls.append(changed)

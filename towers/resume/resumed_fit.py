@@ -131,14 +131,14 @@ def resumed_fit(
 
 def _without_options(callbacks: object) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that run; raises ValueError for a BackupAndRestore."""
-    given = keras.tree.flatten(callbacks)
-    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in given):
+    flat = keras.tree.flatten(callbacks)
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in flat):
         raise ValueError(
             "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both restore a "
             "fit, and together they would skip steps. Remove BackupAndRestore: towers.Resume saves "
             "all that it does, and more often."
         )
-    return [callback for callback in given if not isinstance(callback, FitOption)]
+    return [callback for callback in flat if not isinstance(callback, FitOption)]
 
 
 def _with_validation_data(arguments: Arguments) -> Arguments:
@@ -235,7 +235,7 @@ def _check_not_completed(resume: Resume, initial_epoch: int, state: TrainState) 
 
 
 def _variables(
-    model: keras.Model, own: Sequence[keras.Variable]
+    model: keras.Model, unlisted: Sequence[keras.Variable]
 ) -> dict[str, list[keras.Variable]]:
     """Returns all variables that the next steps depend on; each is in its first group only."""
     groups: dict[str, list[keras.Variable]] = {}
@@ -245,7 +245,7 @@ def _variables(
         ("model", model.variables),
         ("optimizer", of_optimizer),
         ("metrics", model.metrics_variables),
-        ("step", own),
+        ("step", unlisted),
     ):
         groups[name] = list({id(v): v for v in variables if id(v) not in seen}.values())
         seen.update(map(id, variables))

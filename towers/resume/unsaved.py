@@ -28,7 +28,7 @@ class Watched:
         self._callback, self._is_warned = callback, False
         classes = type(callback).__mro__
         keras = [c for c in classes if c.__module__.startswith("keras.")]
-        self._own = [c for c in classes if c not in keras]
+        self._custom = [c for c in classes if c not in keras]
         # Attributes of Keras' classes are saved, or `on_train_begin` makes them again.
         self._skipped = {*saved, *_accessed(keras, [n for c in keras for n in vars(c)])[1]}
         self._first = self._values()
@@ -52,11 +52,11 @@ class Watched:
         changed = [k for k, v in values.items() if v != self._first.get(k, _UNKNOWN)]
         if not changed:
             return []
-        read, assigned = _accessed(self._own, _BEGIN_EPOCH)
+        read, assigned = _accessed(self._custom, _BEGIN_EPOCH)
         renewed = assigned - read
         if is_mid_epoch:  # then a value that the epoch's batches change is lost, such as a sum
-            others = [n for c in self._own for n in vars(c) if n not in (*_BEGIN, *_BEGIN_EPOCH)]
-            renewed -= _accessed(self._own, others)[1]
+            others = [n for c in self._custom for n in vars(c) if n not in (*_BEGIN, *_BEGIN_EPOCH)]
+            renewed -= _accessed(self._custom, others)[1]
             renewed -= {k for k in changed if isinstance(values[k], list)}  # which may have grown
         return [name for name in changed if name not in renewed]
 

@@ -125,14 +125,14 @@ def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
     """Returns where nonempty contiguous parts begin, such that the largest sum is minimal."""
 
     def begins(limit: int) -> list[int]:
-        found, total = [0], 0
+        starts, total = [0], 0
         for i, size in enumerate(sizes):
-            is_last_chance = len(sizes) - i == num_parts - len(found)
-            if i > found[-1] and (total + size > limit or is_last_chance):
-                found.append(i)
+            is_last_chance = len(sizes) - i == num_parts - len(starts)
+            if i > starts[-1] and (total + size > limit or is_last_chance):
+                starts.append(i)
                 total = 0
             total += size
-        return found
+        return starts
 
     limits = range(max(sizes), sum(sizes) + 1)
     smallest = bisect.bisect_left(limits, True, key=lambda n: len(begins(n)) <= num_parts)

@@ -110,7 +110,7 @@ def small_loops(model: keras.Model) -> bool:
         return False
     # A user's loss may use an operation that XLA lacks, which would end the first step.
     loss = compile_arguments(model)[0] if model.compiled else None
-    given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
+    losses = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
     # A custom compute_loss, or any layer of a user, may use an operation that XLA lacks.
     return not overrides(model, "compute_loss") and (
         all(
@@ -123,7 +123,7 @@ def small_loops(model: keras.Model) -> bool:
             type(v) in _LOOPS + _BESIDE_LOOPS or isinstance(v, keras.Model) and _is_keras(v)
             for v in layers
         )
-        and all(map(_is_keras, given))
+        and all(map(_is_keras, losses))
     )
 
 
