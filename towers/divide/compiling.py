@@ -80,7 +80,7 @@ def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], tf.Tensor
     """
     checks = [tf.constant(True)]
     for op in ops:
-        size, needs = None, dict(op.each.needs) if op.each is not None else {}
+        size, needs = None, dict(op.in_towers.needs) if op.in_towers is not None else {}
         if op.type == "SparseSoftmaxCrossEntropyWithLogits":
             logits = op.inputs[0]  # TensorFlow joins all axes but the last one
             size = (logits.op.inputs[0] if logits.op.type == "Reshape" else logits).shape[-1]

@@ -84,13 +84,13 @@ class Context:
     def run(self, ops: Iterable[Op]) -> None:
         """Emits operations in a tower, with those on whole values, such as a loop's counter."""
         for op in ops:
-            if op.each is None:
+            if op.in_towers is None:
                 outputs = self._emit_once(self, op)
-            elif op.each.facts[0] == SIZE and not op.each.needs:
+            elif op.in_towers.facts[0] == SIZE and not op.in_towers.needs:
                 continue  # made where it is read
             else:
-                given = [self.read(value, need) for value, need in op.each.needs]
-                outputs = list((op.each.emit or Context.copy)(self, op, given))
+                given = [self.read(value, need) for value, need in op.in_towers.needs]
+                outputs = list((op.in_towers.emit or Context.copy)(self, op, given))
             for value, tensor in zip(op.outputs, outputs, strict=True):
                 if tensor is not None and value.dtype != tf.variant:
                     tensor.set_shape(open_shape(value))  # a copy may know less than the trace
@@ -230,24 +230,24 @@ def reads(op: Op) -> list[tuple[Value, Need]]:
     A value that becomes a part is read as a whole.
     """
     whole = [(value, WHOLE) for value in op.inputs]
-    found = []
-    for value, need in whole if op.each is None else op.each.needs:
+    pairs = []
+    for value, need in whole if op.in_towers is None else op.in_towers.needs:
         if value.fact == SIZE:
-            found += [(root, OWN) for root in roots(value)]
+            pairs += [(root, OWN) for root in roots(value)]
         else:
             need = without_change(value, need)
-            found.append((value, WHOLE if need == AS_PART else need))
-    return found
+            pairs.append((value, WHOLE if need == AS_PART else need))
+    return pairs
 
 
 def is_made_anywhere(size: Value) -> bool:
     """Returns whether a size can be made where it is read. One that a list has held cannot."""
-    return size.op.each is not None and not size.op.each.needs
+    return size.op.in_towers is not None and not size.op.in_towers.needs
 
 
 def roots(size: Value) -> list[Value]:
     """Returns the towers' tensors with open sizes that a size is read from."""
-    found: list[Value] = []
+    tensors: list[Value] = []
     stack, seen = [size], set()
     while stack:
         value = stack.pop()
@@ -255,12 +255,12 @@ def roots(size: Value) -> list[Value]:
             continue
         seen.add(value)
         if value.fact == SIZE and not is_made_anywhere(value):
-            found.append(value)
+            tensors.append(value)
         # Only a size that changes by the batch must be read from the tensor; N is known.
         elif value.fact != SIZE:
             open_axes = {a for a, n in enumerate(value.shape) if n is None} - {value.fact.axis}
             if open_axes:
-                found.append(value)
+                tensors.append(value)
         else:
             stack += value.op.inputs
-    return found
+    return tensors

@@ -21,15 +21,15 @@ def sums_on(run: Run, target: str, values: Sequence[Value]) -> dict[Value, tf.Te
             added = add_tree(_added(parts, source, towers))
         packed = machine.policy.pack_transfers
         moved[towers] = spread(added, source, [target], packed=packed)[target]
-    found = {}
+    sums = {}
     with tf.device(target):
         for i, value in enumerate(parts):
-            found[value] = add_subtrees(
+            sums[value] = add_subtrees(
                 {towers: of[i] for towers, of in moved.items()}, machine.exchange.local_towers
             )
     whole = [run.whole.read(value, WHOLE) for value in others]
     arrived = spread(whole, machine.home, [target], packed=machine.policy.pack_transfers)[target]
-    return found | dict(zip(others, arrived, strict=True))
+    return sums | dict(zip(others, arrived, strict=True))
 
 
 def sums_everywhere(
@@ -39,7 +39,7 @@ def sums_everywhere(
     parts, others = _parts(run, values)
     count, packed = len(devices), run.machine.policy.pack_transfers
     first = [of[0] for of in parts.values()]
-    found: list[dict[Value, tf.Tensor]] = [{} for _ in devices]
+    sums: list[dict[Value, tf.Tensor]] = [{} for _ in devices]
     for chosen, shapes in packages(first):
         names = [list(parts)[i] for i in chosen]
         moved: dict[range, list[tf.Tensor]] = {}
@@ -56,12 +56,12 @@ def sums_everywhere(
         # Each device then receives the sums of the other slices.
         for k, device in enumerate(devices):
             with tf.device(device):
-                found[k].update(zip(names, unpack(tf.concat(slices, axis=0), shapes)))
+                sums[k].update(zip(names, unpack(tf.concat(slices, axis=0), shapes)))
     whole = [run.whole.read(value, WHOLE) for value in others]
     arrived = spread(whole, run.machine.home, devices, packed=packed)
     for k, device in enumerate(devices):
-        found[k].update(zip(others, arrived[device], strict=True))
-    return found
+        sums[k].update(zip(others, arrived[device], strict=True))
+    return sums
 
 
 def _subtrees(run: Run) -> list[tuple[str, range]]:
@@ -81,10 +81,10 @@ def _parts(run: Run, values: Sequence[Value]) -> tuple[dict[Value, list[tf.Tenso
 
     Workers add theirs on the parameter device, and so do all if the size changes by the batch.
     """
-    own, others = {}, []
+    parts, others = {}, []
     for value in values:
         if run.machine.exchange.is_alone and value.shape.num_elements():
-            own[value] = run.values_for(value, OWN)
+            parts[value] = run.values_for(value, OWN)
         else:
             others.append(value)
-    return own, others
+    return parts, others

@@ -52,8 +52,7 @@ class DividedStep:
         self._step, self.machine, self._gives_parts, self._model = step, machine, gives_parts, model
         devices_lib.set_graph_optimizer(machine.policy.optimize_graphs)
         self.traces: dict[str, tuple[tf.Graph, Divided]] = {}
-        # By method and the structure of data.
-        self._functions: dict[tuple, tf.types.experimental.ConcreteFunction] = {}
+        self._functions: dict[tuple, Callable] = {}  # by method and the structure of data
         self.num_rows: int | None = None
 
     def prepare(self, data: Structure) -> tuple[tf.Graph, Divided]:
@@ -114,10 +113,7 @@ class DividedStep:
         return packed(graph.structured_outputs, iter(outputs))
 
     def run(
-        self,
-        data: Structure,
-        placed: Placed,
-        method: Callable[[Structure, Placed], object] | None = None,
+        self, data: Structure, placed: Placed, method: Callable[..., object] | None = None
     ) -> Any:
         """Runs the step outside of a graph; traces it once for each structure of data.
 

@@ -124,6 +124,7 @@ class Op:
     """An operation of the flattened trace. Operations are numbered in the order of the trace.
 
     source: the traced operation, which has the attributes and the user's line.
+    in_towers: how every tower runs it; None: it runs once.
     path: the name of the source, behind the names of the calls that it is in.
     """
 
@@ -132,7 +133,7 @@ class Op:
     source: tf.Operation
     inputs: list[Value]
     outputs: list[Value]
-    each: "Each | None" = None  # None: it runs once
+    in_towers: "Each | None" = None
     path: str = ""
 
     @property

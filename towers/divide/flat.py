@@ -27,14 +27,14 @@ def new_op(
     return op
 
 
-def flatten(graph: tf.Graph, given: Mapping[int, Value]) -> tuple[list[Op], list[Value]]:
+def flatten(graph: tf.Graph, input_values: Mapping[int, Value]) -> tuple[list[Op], list[Value]]:
     """Returns the operations of a FuncGraph in an order that they can run in, and its outputs.
 
-    given: the values of the graph's inputs, by the tensor's id. Operations follow those whose
-    results they read and those that the trace runs before them.
+    input_values: the values of the graph's inputs, by the tensor's id. Operations follow those
+    whose results they read and those that the trace runs before them.
     """
     ops: list[Op] = []
-    values = dict(given)
+    values = dict(input_values)
     for operation in _in_order(graph):
         if operation.type in NOT_RUN:
             continue

@@ -120,14 +120,14 @@ class KerasSteps:
         step = self.divided["gradients"]
         with tf.device(self._machine.home), unchanged(step.assigned(batch)):
             loss, gradients = step(batch)
-            found: Values = []
+            results: Values = []
             for gradient, variable in zip(gradients, self._parameters, strict=True):
                 if isinstance(gradient, tuple):
                     gradient = tf.IndexedSlices(
                         *gradient, tf.constant(list(variable.shape), tf.int64)
                     )
-                found.append(gradient)
-        return loss, found
+                results.append(gradient)
+        return loss, results
 
     def diagnosis(self, batch: Structure, placed: Placed) -> tf.Tensor:
         """Returns [T, 1 + V], `towers_finite` of what is checked; changes no variable."""

@@ -23,7 +23,7 @@ LISTS: dict[str, Rule] = {}
 def need_for(fact: Fact, value: Value | None = None) -> Need:
     """Returns how a tower reads a value that is to have this fact. value: it, if it is a list."""
     if value is not None and value.dtype == tf.variant:
-        if value.op.each is None:
+        if value.op.in_towers is None:
             return WHOLE
         return OWN
     return {"rows": rows_of(fact.axis), "part": AS_PART, "empty": OWN, "blocks": OWN}.get(
@@ -155,7 +155,7 @@ def _put(look: Look, item: int) -> Each | None:
     if before == SIZES and added != SIZES:
         before = ONCE
     # A list that runs once would need whole elements, and towers cannot meet within a loop.
-    if before == ONCE and added != ONCE or before == ONCE and whole.op.each is None:
+    if before == ONCE and added != ONCE or before == ONCE and whole.op.in_towers is None:
         return None
     fact = joined(before, added, look.probes, *([value] if added == ONCE else []))
     if fact is None or fact == EMPTY or fact.kind == "blocks" and look.type == "TensorListSetItem":
@@ -214,13 +214,13 @@ def get_item(look: Look) -> Each | None:
     fact, found = look.inputs[0].fact, _element(look, 0)
     if fact != PART and fact.kind != "rows" or found is None:
         return _once_in_towers(look, 2)
-    shape, known = found
+    shape, probe_shapes = found
 
     def get(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [*values, shape(context)])
 
     needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
-    return Each(needs, [fact], get, [known])
+    return Each(needs, [fact], get, [probe_shapes])
 
 
 @_list_rule("TensorListPopBack")
@@ -239,19 +239,19 @@ def pop_back(look: Look) -> Each | None:
     found = _element(look, 1)
     if fact != PART and not fact.has_rows or found is None:
         return _once_in_towers(look, 1)
-    shape, known = found
+    shape, probe_shapes = found
 
     def pop(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [values[0], shape(context)])
 
     needs = [(look.inputs[0], OWN)]
-    return Each(needs, [fact, fact], pop, [None, known], [elements, Elements()])
+    return Each(needs, [fact, fact], pop, [None, probe_shapes], [elements, Elements()])
 
 
 def _once_in_towers(look: Look, shape_input: int) -> Each | None:
     """Answers for reading a list that each tower has, with equal elements."""
     value = look.inputs[0]
-    if value.op.each is None or value.fact != ONCE or not look.is_size(shape_input):
+    if value.op.in_towers is None or value.fact != ONCE or not look.is_size(shape_input):
         return None
     needs = [(value, OWN), *((v, WHOLE) for v in look.inputs[1:])]
     shapes, elements = [value.elements.shapes], [Elements()]

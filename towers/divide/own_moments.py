@@ -84,21 +84,21 @@ def each_of(op: Op, markers: Mapping[str, Marked]) -> Each | None:
     marker = markers.get(op.source.name.rpartition("/")[2]) if op.type == "IdentityN" else None
     if marker is None:
         return None
-    given = op.inputs[marker.num_results :]
+    inputs = op.inputs[marker.num_results :]
     # A value that is there once, such as a mask of constants, has no rows of the tower.
-    if any(value.fact.kind not in ("rows", "part") for value in given):
+    if any(value.fact.kind not in ("rows", "part") for value in inputs):
         return None
-    is_forward = all(value.fact.kind == "rows" for value in given)
+    is_forward = all(value.fact.kind == "rows" for value in inputs)
     if is_forward:
         facts = [EACH] * marker.num_results
     else:
-        facts = [given[-1].fact]
-    rest = [value.fact for value in given]
+        facts = [inputs[-1].fact]
+    rest = [value.fact for value in inputs]
 
     def emit(context: Context, op: Op, values: Tensors) -> Tensors:
         return [*marker.compute(*values), *values]
 
-    return Each([(value, OWN) for value in given], [*facts, *rest], emit)
+    return Each([(value, OWN) for value in inputs], [*facts, *rest], emit)
 
 
 def elementwise(op: Op) -> Each | None:

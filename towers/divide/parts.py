@@ -57,15 +57,15 @@ def parts_of(
             return [each * tf.cast(share, each.dtype) for each, share in pairs]
         # Only linear operations make parts of parts.
         if op.type in _JOINED:
-            given = [terms(each) for each in op.inputs]
+            inputs = [terms(each) for each in op.inputs]
         elif op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
-            given = [terms(op.inputs[0]), *map(same, op.inputs[1:])]
+            inputs = [terms(op.inputs[0]), *map(same, op.inputs[1:])]
         elif op.type == "Mul":
-            given = [same(op.inputs[0]), terms(op.inputs[1])]
+            inputs = [same(op.inputs[0]), terms(op.inputs[1])]
         else:
             return None
-        known = [each for each in given if each is not None]
-        if len(known) < len(given):
+        known = [each for each in inputs if each is not None]
+        if len(known) < len(inputs):
             return None
         return [copy(op, each)[0] for each in zip(*known, strict=True)]
 
@@ -83,14 +83,14 @@ def parts_of(
 
 def leaves(value: Value) -> list[Value]:
     """Returns the values of the trace that `parts_of` reads."""
-    found: list[Value] = []
+    values: list[Value] = []
 
     def record(value: Value) -> Tensors:
-        found.append(value)
+        values.append(value)
         return []
 
     parts_of(value, record, record, lambda op, inputs: [], [])  # of no tower
-    return found
+    return values
 
 
 def _follows_from_rows(value: Value) -> bool:

@@ -32,17 +32,17 @@ class Run:
     """
 
     def __init__(
-        self, machine: Machine, given: Mapping[Value, tf.Tensor], batch: Sequence[Value],
+        self, machine: Machine, inputs: Mapping[Value, tf.Tensor], batch: Sequence[Value],
         placed: Sequence[Sequence[tf.Tensor]] | None,
     ) -> None:  # fmt: skip
         """
-        batch: the given values that have the rows of the batch. placed: for each of this
+        batch: the inputs that have the rows of the batch. placed: for each of this
             worker's towers, its rows of them, on its device; None: the batch is split here.
         """
-        self.machine, self._given = machine, dict(given)
+        self.machine, self._inputs = machine, dict(inputs)
         exchange = machine.exchange
         num_towers, local = exchange.num_towers, exchange.local_towers
-        self.total = tf.shape(given[batch[0]])[0] if batch else tf.constant(1)
+        self.total = tf.shape(inputs[batch[0]])[0] if batch else tf.constant(1)
         starts, _, self.counts = bounds(self.total, num_towers)
         # A tower without rows computes on the last row of the batch, because some kernels fail
         # without one. `Stage` and `real_parts` drop what it computes.
@@ -60,7 +60,7 @@ class Run:
         self.whole = Context(everything, self._meet, self._agree)
         # A worker that has only its rows cannot make whole values of them.
         apart = set(batch) if exchange.has_own_rows else set()
-        self.whole.values.update((v, tensor) for v, tensor in given.items() if v not in apart)
+        self.whole.values.update((v, tensor) for v, tensor in inputs.items() if v not in apart)
         self.towers: list[dict[Value, tf.Tensor]] = [{} for _ in self.places]
         self.ends: dict[str, tf.Operation] = {}
         self.places_of: dict[Value, Sequence[str]] = {}
@@ -80,8 +80,8 @@ class Run:
     def _meet(self, value: Value, need: Need) -> tf.Tensor:
         """Returns what the towers have as one value, on the parameter device."""
         if need == OWN or value.fact == ONCE:  # an open size, or a value that towers have alike
-            if value in self._given:
-                return self._given[value]
+            if value in self._inputs:
+                return self._inputs[value]
             return self.towers[0][value]
         if value in self.whole.values:
             return self.whole.values[value]
@@ -157,23 +157,23 @@ class Run:
     def _joined(self, value: Value) -> tf.Tensor:
         """Returns the rows of all towers, in order."""
         axis = value.fact.axis
-        own = self.real_parts(value)
+        parts = self.real_parts(value)
         if value.fact.kind == "blocks":
-            return self._joined_blocks(own, value.fact.num_blocks)
+            return self._joined_blocks(parts, value.fact.num_blocks)
         if self.machine.exchange.is_alone:
-            return tf.concat(own, axis)
+            return tf.concat(parts, axis)
         front = [axis, *(a for a in range(value.shape.rank or 1) if a != axis)]
-        rows = self.machine.exchange.concat([tf.transpose(part, front) for part in own])
+        rows = self.machine.exchange.concat([tf.transpose(part, front) for part in parts])
         return tf.transpose(rows, [front.index(a) for a in range(len(front))])
 
-    def _joined_blocks(self, own: Tensors, count: int) -> tf.Tensor:
+    def _joined_blocks(self, tower_rows: Tensors, count: int) -> tf.Tensor:
         """Returns the rows of all towers, in order within each of B blocks.
 
-        own: for each tower, its B * n rows.
+        tower_rows: for each tower, its B * n rows.
         """
-        front = [1, 0, *range(2, own[0].shape.rank + 1)]
+        front = [1, 0, *range(2, tower_rows[0].shape.rank + 1)]
         parts = []
-        for part in own:
+        for part in tower_rows:
             divided = tf.reshape(part, tf.concat([[count, -1], tf.shape(part)[1:]], 0))
             parts.append(tf.transpose(divided, front))  # [n, B, ...]
         joined = tf.transpose(self.machine.exchange.concat(parts), front)
@@ -185,19 +185,19 @@ class Run:
         if value.fact == PART:
             return parts
         if value not in self._real_parts:
-            found = []
-            for t, own, place, device in zip(
+            kept = []
+            for t, part, place, device in zip(
                 self.machine.exchange.local_towers, parts, self.places, self._devices_of(value),
                 strict=True,
             ):  # fmt: skip
                 if t > 0:  # tower 0 has a row of every batch
                     with tf.device(device):
-                        shape = tf.shape(own)
+                        shape = tf.shape(part)
                         is_kept = tf.one_hot(value.fact.axis, tf.size(shape), place.has_rows, True)
-                        own = tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
-                    own.set_shape(open_shape(value))  # workers exchange by the shapes they know
-                found.append(own)
-            self._real_parts[value] = found
+                        part = tf.slice(part, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
+                    part.set_shape(open_shape(value))  # workers exchange by the shapes they know
+                kept.append(part)
+            self._real_parts[value] = kept
         return self._real_parts[value]
 
     def _agree(self, drawn: Tensors) -> Tensors:
@@ -228,10 +228,10 @@ class Run:
         else:
             axis = need.axis
         if (value, axis) not in self._shards:
-            is_given = value in self._given
+            is_given = value in self._inputs
             device = HOST if is_given else self.machine.home
             if is_given:
-                whole = self._given[value]
+                whole = self._inputs[value]
             else:
                 whole = self.whole.read(value, WHOLE)
             with tf.name_scope(f"{SPLIT}/"), tf.device(device):
@@ -258,15 +258,16 @@ class Run:
     def _cut(self, whole: tf.Tensor, axis: int) -> Tensors:
         """Returns each tower's rows along an axis of a value of the batch."""
         shape = tf.shape(whole)
-        each = shape[axis] // self.total
+        rows_each = shape[axis] // self.total
         at_axis = tf.one_hot(axis, tf.size(shape), True, False)
         with tf.control_dependencies([
-            tf.debugging.assert_equal(each * self.total, shape[axis], "rows of the batch")
+            tf.debugging.assert_equal(rows_each * self.total, shape[axis], "rows of the batch")
         ]):  # fmt: skip
             shards = []
             for place in self.places:
-                begin = tf.where(at_axis, each * place.start, 0)
-                shards.append(tf.slice(whole, begin, tf.where(at_axis, each * place.count, shape)))
+                begin = tf.where(at_axis, rows_each * place.start, 0)
+                size = tf.where(at_axis, rows_each * place.count, shape)
+                shards.append(tf.slice(whole, begin, size))
                 shards[-1].set_shape([None if a == axis else n for a, n in enumerate(whole.shape)])
         return shards
 

@@ -54,22 +54,21 @@ class Stage:
         run.places_of.update(dict.fromkeys(self._outputs, devices))
         return [run.values_for(value, need, devices) for value, need in self._received]
 
-    def call_tower(
-        self, run: Run, t: int, device: str, received: Sequence[Sequence[tf.Tensor]]
-    ) -> None:
+    def call_tower(self, run: Run, t: int, device: str, received: Sequence[Tensors]) -> None:
         """Computes the results of this worker's tower t on a device, given what all receive."""
-        machine, own = run.machine, run.towers[t]
-        given = [*(values[t] for values in received), *(own[value] for value, _ in self._passed)]
+        machine, tower_values = run.machine, run.towers[t]
+        inputs = [values[t] for values in received]
+        inputs += [tower_values[value] for value, _ in self._passed]
         tower = machine.exchange.local_towers[t]
         with tf.name_scope(f"tower_{tower}"), tf.device(device):
-            results = self._results(run, t, _in_turn(run, device, given))
+            results = self._results(run, t, _in_turn(run, device, inputs))
             if machine.policy.take_turns:
                 # Wait for an operation: inlining drops control edges from a call.
                 ends = [tf.identity(v) for v in results if v.dtype.is_floating]
                 run.ends[device] = tf.group(ends)
-        own.update(zip(self._outputs, results, strict=True))
+        tower_values.update(zip(self._outputs, results, strict=True))
 
-    def _results(self, run: Run, t: int, own: Tensors) -> Tensors:
+    def _results(self, run: Run, t: int, inputs: Tensors) -> Tensors:
         """Calls the function of a tower, given what it reads."""
         place, full = run.sent_places[t], run.compiled
         if (
@@ -77,8 +76,8 @@ class Stage:
             and self._compiles
             and (self._is_worth_it or not run.machine.only_loops)
         ):
-            return self._function(self._with_xla)(place, own, full[t])
-        return self._function(self._plain)(place, own)
+            return self._function(self._with_xla)(place, inputs, full[t])
+        return self._function(self._plain)(place, inputs)
 
     def _function(self, kind: Callable[[list[tf.TensorSpec]], tuple[Callable, list]]) -> Callable:
         """Returns the function of a tower, traced once for all of them.
@@ -150,11 +149,9 @@ def _in_turn(run: Run, device: str, values: Tensors) -> Tensors:
 
 
 def chosen(
-    is_compiled: tf.Tensor,
-    function: tf.types.experimental.ConcreteFunction,
-    place: Place,
-    given: Tensors,
-) -> Tensors:
+    is_compiled: tf.Tensor, function: tf.types.experimental.ConcreteFunction, place: Place,
+    inputs: Tensors,
+) -> Tensors:  # fmt: skip
     """Returns the results of a function: compiled by XLA for full batches with valid indices.
 
     Without XLA, it raises the error of an index that is out of range.
@@ -165,10 +162,10 @@ def chosen(
         return [tf.zeros([0] * (v.shape.rank or 0), v.dtype) for v in results], tf.constant(False)
 
     def plain() -> Tensors:
-        return without_xla(function, place, given)[0]  # type: ignore[no-any-return]
+        return without_xla(function, place, inputs)[0]  # type: ignore[no-any-return]
 
     # Two conditions in turn, not one in the other: TensorFlow prepares each call of `plain`.
-    results, is_done = tf.cond(is_compiled, lambda: function(place, given), skipped)
+    results, is_done = tf.cond(is_compiled, lambda: function(place, inputs), skipped)
     return tf.nest.flatten(tf.cond(is_done, lambda: results, plain))  # type: ignore[no-any-return]
 
 

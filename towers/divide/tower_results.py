@@ -27,15 +27,15 @@ def towers_finite(
     if loss_parts is not None:
         losses = loss_parts.values
     divided = [tower_gradients(*pair) for pair in zip(gradients, parts, strict=True)]
-    found = []
+    finite = []
     for t, device in enumerate(devices):
         own: Values = []
         for each, gradient in zip(divided, as_slices(gradients), strict=True):
             whole = gradient if t == 0 else None
             own.append(whole if each is None else each[t])
         with tf.device(device):
-            found.append(are_finite(losses[t], own))
-    return found
+            finite.append(are_finite(losses[t], own))
+    return finite
 
 
 def error_of(
@@ -68,14 +68,14 @@ def measure_noise(
     """
     divided = [tower_gradients(*pair) for pair in zip(gradients, parts, strict=True)]
     pairs = zip(divided, as_slices(gradients), strict=True)
-    kept = [(each, gradient) for each, gradient in pairs if each is not None]
+    kept = [(tower_parts, gradient) for tower_parts, gradient in pairs if tower_parts is not None]
     if not kept:
         raise ValueError(
             "noise_scale: all gradients were computed once, from the rows of all towers, so no "
             "tower has a part of them. Leave noise_scale out."
         )
     num_local = len(kept[0][0])
-    norms = [squared_norm([each[t] for each, _ in kept]) for t in range(num_local)]
+    norms = [squared_norm([tower_parts[t] for tower_parts, _ in kept]) for t in range(num_local)]
     whole = squared_norm([gradient for _, gradient in kept])
     norms = exchange.all_gather(norms)
     metric.update_state(tf.stack(norms) / loss_scale**2, sizes, whole / loss_scale**2)

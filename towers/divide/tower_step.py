@@ -1,7 +1,7 @@
 """Trains a model in a custom loop, on a step that is traced once and divided among towers."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -162,8 +162,7 @@ class TowerStep:
             self._twin, self.trainable_variables, self._machine, nonfinite=nonfinite,
             noise=self.noise, metrics=self.metrics,
         )  # fmt: skip
-        # By method and the batch's structure.
-        self._functions: dict[str, tf.types.experimental.ConcreteFunction] = {}
+        self._functions: dict[str, Callable] = {}  # by method and the batch's structure
         self.traces: list[tf.types.experimental.ConcreteFunction] = []
 
     def _machine(self, name: str) -> Machine:
