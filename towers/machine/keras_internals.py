@@ -48,6 +48,8 @@ def calls_in_order(model: keras.Model) -> list[Call] | None:
         return None
 
     def add(graph: keras.Function) -> None:
+        # Depths count from the outputs, so the largest one comes first. The calls inside an inner
+        # model stand for the call of that model, because stages may begin between them.
         for depth in sorted(graph._nodes_by_depth, reverse=True):
             for node in graph._nodes_by_depth[depth]:
                 if not node.operation or node.is_input:
