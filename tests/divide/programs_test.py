@@ -225,7 +225,7 @@ def test_a_recurrent_layer_runs_in_every_tower():
 
     model = assert_alike(build, data)
     ((_, divided),) = towers_of(model).steps["train"].traces.values()
-    kinds = {op.type for op in divided.ops if op.each is not None}
+    kinds = {op.type for op in divided.ops if op.in_towers is not None}
     assert {"While", "StatelessWhile"} <= kinds  # forward and backward
     # No list has a copy of the weights for each iteration.
     facts = {value.fact for op in divided.ops if "While" in op.type for value in op.outputs}

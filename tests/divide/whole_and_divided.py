@@ -163,7 +163,7 @@ def assert_alike(cases: list[Case]) -> None:
     for i, case in enumerate(cases):
         scope = re.compile(rf"(gradient_tape/)?case{i}/")
         ops = [op for op in divided.ops if op.type == case.kind and scope.match(op.source.name)]
-        places = {op.each is not None for op in ops}
+        places = {op.in_towers is not None for op in ops}
         if not places and (case.divided is None or case.kind == "TensorListElementShape"):
             continue  # left out, because in the end nothing reads its result
         # With several of a kind, such as in a gradient, one tells.

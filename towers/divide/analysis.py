@@ -114,7 +114,7 @@ class Analysis:
         """Decides on operations whose shapes TensorFlow infers."""
         self.probes.extend(ops)
         for op in ops:
-            self._decide(op, self._each(op))
+            self._decide(op, self._in_towers(op))
 
     def _is_rounded(self, op: Op) -> bool:
         """Returns whether an integer of sizes may be rounded, compared or chosen."""
@@ -149,26 +149,28 @@ class Analysis:
 
     def _place_alone(self, op: Op) -> None:
         """Decides on an operation with lists or functions, whose rule knows the shapes."""
-        each = loops.each_of(self, op)
-        self._decide(op, each)
+        answer = loops.each_of(self, op)
+        self._decide(op, answer)
         for i, value in enumerate(op.outputs):
-            known = each.shapes[i] if each is not None and each.shapes else None
-            value.elements = each.elements[i] if each is not None and each.elements else Elements()
+            probe_shapes = answer.shapes[i] if answer is not None and answer.shapes else None
+            value.elements = (
+                answer.elements[i] if answer is not None and answer.elements else Elements()
+            )
             if value in self.probes:
                 continue  # the rule has given its shape
-            if known is None:
+            if probe_shapes is None:
                 self.probes.feed_static(value)
             else:
-                self.probes.feed(value, known)
+                self.probes.feed(value, probe_shapes)
 
-    def _decide(self, op: Op, each: Each | None) -> None:
-        op.each = each
+    def _decide(self, op: Op, answer: Each | None) -> None:
+        op.in_towers = answer
         for value in op.outputs:
             value.is_outside = not self.is_inside
-        for value, _ in [(v, WHOLE) for v in op.inputs] if each is None else each.needs:
+        for value, _ in [(v, WHOLE) for v in op.inputs] if answer is None else answer.needs:
             self._find_formula(value)
-        if each is not None:
-            for value, fact in zip(op.outputs, each.facts, strict=True):
+        if answer is not None:
+            for value, fact in zip(op.outputs, answer.facts, strict=True):
                 value.fact = fact
 
     def _find_formula(self, value: Value) -> None:
@@ -181,7 +183,7 @@ class Analysis:
         for given in value.op.inputs if value.formula is None else ():
             self._find_formula(given)
 
-    def _each(self, op: Op) -> Each | None:
+    def _in_towers(self, op: Op) -> Each | None:
         """Returns how an operation runs in every tower, or None."""
         # An operation that changes a state runs once: two towers would change it twice.
         if has_effects(op) or op.type == "ReadVariableOp":
@@ -191,15 +193,15 @@ class Analysis:
             return self._shape(look)
         if self._is_size(look):
             return Each([], [SIZE] * len(op.outputs))
-        each = own_moments.each_of(op, self._markers) if self._markers else None
-        if each is None and EACH in look.facts():
-            each = own_moments.elementwise(op)
-        each = each or as_rows.in_blocks(op, self.probes, self._by_rule) or self._by_rule(op)
-        each = each or arithmetic.joined_segments(look)
+        answer = own_moments.each_of(op, self._markers) if self._markers else None
+        if answer is None and EACH in look.facts():
+            answer = own_moments.elementwise(op)
+        answer = answer or as_rows.in_blocks(op, self.probes, self._by_rule) or self._by_rule(op)
+        answer = answer or arithmetic.joined_segments(look)
         # Cutting and joining rows takes time, which only such work is worth.
-        if each is None and _WORK.search(op.type) and not self.is_inside:
+        if answer is None and _WORK.search(op.type) and not self.is_inside:
             return as_rows.cut_again(op, self.probes, self._by_rule)
-        return each
+        return answer
 
     def _by_rule(self, op: Op) -> Each | None:
         """Returns how the table's rule runs an operation in every tower, or None."""

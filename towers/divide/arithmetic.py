@@ -2,11 +2,24 @@
 
 import functools
 from collections.abc import Sequence
-from typing import Any
 
 import tensorflow as tf
 
-from towers.divide.facts import AS_PART, EACH, ONCE, OWN, PART, WHOLE, Each, Fact, Op, rows, rows_of
+from towers.divide.context import Context
+from towers.divide.facts import (
+    AS_PART,
+    EACH,
+    ONCE,
+    OWN,
+    PART,
+    WHOLE,
+    Each,
+    Fact,
+    Op,
+    Tensors,
+    rows,
+    rows_of,
+)
 from towers.divide.probes import rows_each
 from towers.divide.rule import Look, align, contract, kept_axes, rule, rule_of_rows
 
@@ -109,7 +122,7 @@ def _reduction(look: Look, over_rows: Fact | None = None) -> Each | None:
     """
     axes, keeps = _axes(look), look.attr("keep_dims")
 
-    def emit(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def emit(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [values[0], tf.constant(axes, tf.int32)], Tidx=tf.int32)
 
     fact = over_rows
@@ -142,7 +155,7 @@ def mean(look: Look) -> Each | None:
     if count is None or not look.outputs[0].dtype.is_floating:
         return None
 
-    def part(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def part(context: Context, op: Op, values: Tensors) -> Tensors:
         total, shape = count * context.place.total, values[0].shape
         for axis in axes:
             if axis != of_rows:
@@ -191,7 +204,7 @@ def batch_matrix_product(look: Look) -> Each | None:
     out = look.out()
     leading = list(range(len(out) - 2))
 
-    def term(i: int, inner: str) -> list[Any]:
+    def term(i: int, inner: str) -> list[object]:
         dims = look.dims(i)
         axes = leading[len(out) - len(dims) :]
         alone = [axis if dims[k] == out[axis] else ("one", i, axis) for k, axis in enumerate(axes)]
@@ -244,7 +257,7 @@ def joined_segments(look: Look) -> Each | None:
         if tuple(sizes[0][0]) != tuple(sizes[1][0]):
             return None
 
-    def emit(context: Any, op: Op, given: list[Any]) -> list[Any]:
+    def emit(context: Context, op: Op, given: Tensors) -> Tensors:
         *both, count = given
         pairs = zip(both[: len(groups)], both[len(groups) :], strict=True)
         sums = [context.copy(op, [*pair, count])[0] for pair in pairs]

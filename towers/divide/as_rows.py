@@ -21,13 +21,13 @@ def cut_again(op: Op, probes: Probes, ask: Ask) -> Each | None:
     axes = {value: probes.rows_axis(value) for value in op.inputs if value.fact == ONCE}
     # Show rows to the rule where a whole value has as many rows as the batch.
     shown = {value: rows(axis) for value, axis in axes.items() if axis is not None}
-    each = _answer(op, probes, ask, shown)
-    if each is not None:
-        each.needs = [
+    answer = _answer(op, probes, ask, shown)
+    if answer is not None:
+        answer.needs = [
             (value, rows_of(shown[value].axis) if value in shown and need == OWN else need)
-            for value, need in each.needs
+            for value, need in answer.needs
         ]
-    return each
+    return answer
 
 
 def in_blocks(op: Op, probes: Probes, ask: Ask) -> Each | None:
@@ -37,21 +37,21 @@ def in_blocks(op: Op, probes: Probes, ask: Ask) -> Each | None:
     """
     facts = {value.fact for value in op.inputs if value.fact.kind == "blocks"}
     shown = {value: FIRST for value in op.inputs if value.fact in facts}
-    each = _answer(op, probes, ask, shown) if len(facts) == 1 else None
-    if each is None:
+    answer = _answer(op, probes, ask, shown) if len(facts) == 1 else None
+    if answer is None:
         return None
-    for value, need in each.needs:
+    for value, need in answer.needs:
         # Other values with as many rows have them in order.
         if need not in ((OWN, rows_of(0)) if value in shown else (WHOLE, shape_of(0))):
             return None
     counts = {_num_rows(value, probes) for value in shown}
-    for i, (value, fact) in enumerate(zip(op.outputs, each.facts, strict=True)):
+    for i, (value, fact) in enumerate(zip(op.outputs, answer.facts, strict=True)):
         if fact == FIRST and {_num_rows(value, probes)} == counts:
-            each.facts[i] = next(iter(facts))
+            answer.facts[i] = next(iter(facts))
         elif fact != PART:
             return None
-    each.needs = [(value, OWN if value in shown else need) for value, need in each.needs]
-    return each
+    answer.needs = [(value, OWN if value in shown else need) for value, need in answer.needs]
+    return answer
 
 
 def _num_rows(value: Value, probes: Probes) -> Dim | None:
@@ -62,15 +62,15 @@ def _num_rows(value: Value, probes: Probes) -> Dim | None:
 
 def _answer(op: Op, probes: Probes, ask: Ask, shown: Mapping[Value, Fact]) -> Each | None:
     """Returns what the rule would say if these inputs had other facts."""
-    given, cuts = op.inputs, {}
+    inputs, cuts = op.inputs, {}
     for value, fact in shown.items():
         cuts[value] = new_op("Identity", op.source, [value], [value]).outputs[0]
         cuts[value].fact = fact
         probes.alias(cuts[value], value)
-    op.inputs = [cuts.get(value, value) for value in given]
-    each = ask(op)
+    op.inputs = [cuts.get(value, value) for value in inputs]
+    answer = ask(op)
     # The rule has answered about the cuts; the operation reads the values behind them.
-    op.inputs, behind = given, {cut: value for value, cut in cuts.items()}
-    if each is not None:
-        each.needs = [(behind.get(value, value), need) for value, need in each.needs]
-    return each
+    op.inputs, behind = inputs, {cut: value for value, cut in cuts.items()}
+    if answer is not None:
+        answer.needs = [(behind.get(value, value), need) for value, need in answer.needs]
+    return answer

@@ -1,7 +1,6 @@
 """Says what XLA compiles: the update, and stages of small loops on machines without GPUs."""
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -74,14 +73,14 @@ def is_worth_it(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
     return any(op.type in LOOPS for op in ops) and None not in sizes
 
 
-def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], Any]) -> tf.Tensor:
+def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], tf.Tensor]) -> tf.Tensor:
     """Returns whether all indices of a stage are in their range, as a bool.
 
     Kernels raise an error otherwise. XLA reads another row, or makes a loss NaN.
     """
     checks = [tf.constant(True)]
     for op in ops:
-        size, needs = None, dict(op.each.needs) if op.each is not None else {}
+        size, needs = None, dict(op.in_towers.needs) if op.in_towers is not None else {}
         if op.type == "SparseSoftmaxCrossEntropyWithLogits":
             logits = op.inputs[0]  # TensorFlow joins all axes but the last one
             size = (logits.op.inputs[0] if logits.op.type == "Reshape" else logits).shape[-1]

@@ -2,12 +2,24 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.facts import AS_PART, ONCE, OWN, PART, SIZE, WHOLE, Need, Op, Value, rows
+from towers.divide.facts import (
+    AS_PART,
+    ONCE,
+    OWN,
+    PART,
+    SIZE,
+    WHOLE,
+    Need,
+    Op,
+    Tensors,
+    Value,
+    rows,
+)
 from towers.divide.repeatable import SUMS, calls_functions, draws, in_order
 from towers.machine.tensorflow_internals import copied
 
@@ -33,9 +45,9 @@ class Context:
     """
 
     def __init__(
-        self, place: Place, find: Callable[[Value, Need], Any],
-        agree: Callable[[list[Any]], list[Any]] = list,
-        emit_once: "Callable[[Context, Op], list[Any]] | None" = None,
+        self, place: Place, find: Callable[[Value, Need], tf.Tensor],
+        agree: Callable[[Tensors], Tensors] = list,
+        emit_once: "Callable[[Context, Op], list[tf.Tensor | None]] | None" = None,
     ) -> None:  # fmt: skip
         """
         agree: returns values as all workers have them, given what one of them has drawn.
@@ -43,15 +55,15 @@ class Context:
         """
         self.place, self._find, self._agree = place, find, agree
         self._emit_once = emit_once or Context.once
-        self.values: dict[Value, Any] = {}
-        self._by_formulas: dict[Any, Any] = {}  # sizes of the batch and of this tower
+        self.values: dict[Value, tf.Tensor] = {}
+        self._by_formulas: dict[tuple, tf.Tensor] = {}  # sizes of the batch and of this tower
         self._drawn: set[Value] = set()  # lists that workers agree on when they are read
 
-    def inside(self, place: Place, find: Callable[[Value, Need], Any]) -> "Context":
+    def inside(self, place: Place, find: Callable[[Value, Need], tf.Tensor]) -> "Context":
         """Returns a context for a function that this context's graph calls."""
         return Context(place, find, emit_once=self._emit_once)
 
-    def copy(self, op: Op, inputs: Sequence[Any], **attributes: Any) -> list[Any]:
+    def copy(self, op: Op, inputs: Sequence[tf.Tensor], **attributes: int | tf.DType) -> Tensors:
         """Copies an operation; integers and types among its attributes may be replaced.
 
         A sum of many values, which would begin with the one that is ready first, gets an order.
@@ -72,19 +84,19 @@ class Context:
     def run(self, ops: Iterable[Op]) -> None:
         """Emits operations in a tower, with those on whole values, such as a loop's counter."""
         for op in ops:
-            if op.each is None:
+            if op.in_towers is None:
                 outputs = self._emit_once(self, op)
-            elif op.each.facts[0] == SIZE and not op.each.needs:
+            elif op.in_towers.facts[0] == SIZE and not op.in_towers.needs:
                 continue  # made where it is read
             else:
-                given = [self.read(value, need) for value, need in op.each.needs]
-                outputs = list((op.each.emit or Context.copy)(self, op, given))
+                given = [self.read(value, need) for value, need in op.in_towers.needs]
+                outputs = list((op.in_towers.emit or Context.copy)(self, op, given))
             for value, tensor in zip(op.outputs, outputs, strict=True):
                 if tensor is not None and value.dtype != tf.variant:
                     tensor.set_shape(open_shape(value))  # a copy may know less than the trace
             self.values.update(zip(op.outputs, outputs, strict=True))
 
-    def once(self, op: Op) -> list[Any]:
+    def once(self, op: Op) -> Tensors:
         """Emits an operation on whole values."""
         inputs = [self.read(value, WHOLE) for value in op.inputs]
         if calls_functions(op.source):
@@ -172,7 +184,7 @@ class Context:
 
     def _shape(self, op: Op, value: Value, out: Value) -> tf.Tensor:
         """Returns the shape, or the size, of the batch's value."""
-        sizes: list[Any] = value.shape.as_list()
+        sizes: list[int | tf.Tensor | None] = value.shape.as_list()
         if value.fact.has_rows:
             axis, each = value.fact.axis, value.rows_each
             sizes[axis] = tf.cast(each * self.place.total, out.dtype)
@@ -187,7 +199,7 @@ class Context:
         return stacked
 
 
-def _attribute(value: int | tf.DType) -> Any:
+def _attribute(value: int | tf.DType) -> tf.compat.v1.AttrValue:
     """Returns an AttrValue of an integer or a type."""
     found = tf.compat.v1.AttrValue()
     if isinstance(value, tf.DType):
@@ -218,24 +230,24 @@ def reads(op: Op) -> list[tuple[Value, Need]]:
     A value that becomes a part is read as a whole.
     """
     whole = [(value, WHOLE) for value in op.inputs]
-    found = []
-    for value, need in whole if op.each is None else op.each.needs:
+    pairs = []
+    for value, need in whole if op.in_towers is None else op.in_towers.needs:
         if value.fact == SIZE:
-            found += [(root, OWN) for root in roots(value)]
+            pairs += [(root, OWN) for root in roots(value)]
         else:
             need = without_change(value, need)
-            found.append((value, WHOLE if need == AS_PART else need))
-    return found
+            pairs.append((value, WHOLE if need == AS_PART else need))
+    return pairs
 
 
 def is_made_anywhere(size: Value) -> bool:
     """Returns whether a size can be made where it is read. One that a list has held cannot."""
-    return size.op.each is not None and not size.op.each.needs
+    return size.op.in_towers is not None and not size.op.in_towers.needs
 
 
 def roots(size: Value) -> list[Value]:
     """Returns the towers' tensors with open sizes that a size is read from."""
-    found: list[Value] = []
+    tensors: list[Value] = []
     stack, seen = [size], set()
     while stack:
         value = stack.pop()
@@ -243,12 +255,12 @@ def roots(size: Value) -> list[Value]:
             continue
         seen.add(value)
         if value.fact == SIZE and not is_made_anywhere(value):
-            found.append(value)
+            tensors.append(value)
         # Only a size that changes by the batch must be read from the tensor; N is known.
         elif value.fact != SIZE:
             open_axes = {a for a, n in enumerate(value.shape) if n is None} - {value.fact.axis}
             if open_axes:
-                found.append(value)
+                tensors.append(value)
         else:
             stack += value.op.inputs
-    return found
+    return tensors

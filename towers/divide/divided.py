@@ -8,7 +8,6 @@ a global batch                -->  each phase in its turn
 import functools
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -60,7 +59,7 @@ class Divided:
         self._analyse()
         handles = graph.external_captures
         by_handle = {id(variable.handle): variable for variable in graph.variables}
-        captured = zip(self._given[len(self._given) - len(handles) :], handles, strict=True)
+        captured = zip(self._inputs[len(self._inputs) - len(handles) :], handles, strict=True)
         self.variables: dict[Value, tf.Variable] = {
             value: by_handle[id(handle)] for value, handle in captured if id(handle) in by_handle
         }
@@ -121,14 +120,14 @@ class Divided:
         """Decides what runs in towers. Lists that turn out to be needed whole then run once."""
         forced: set[str] = set()
         while True:
-            self._given = [
+            self._inputs = [
                 new_op("Placeholder", tensor.op, [], [tensor]).outputs[0]
                 for tensor in self._graph.inputs
             ]
-            arguments = {id(t): v for t, v in zip(self._graph.inputs, self._given, strict=True)}
+            arguments = {id(t): v for t, v in zip(self._graph.inputs, self._inputs, strict=True)}
             ops, self.outputs = merged(*flatten(self._graph, arguments))
             analysis = Analysis(forced, self._markers)
-            for i, value in enumerate(self._given):
+            for i, value in enumerate(self._inputs):
                 if i in self._rows:
                     value.fact = rows(0)
                     analysis.probes.feed_rows(value)
@@ -143,13 +142,13 @@ class Divided:
             if not needed:
                 multiply_sums(self.ops)
                 self.runs_once = RunsOnce(self.ops, analysis.probes)
-                once = (op for op in self.ops if op.each is None)
+                once = (op for op in self.ops if op.in_towers is None)
                 self.fixed_batch = list(filter(analysis.probes.has_fixed_batch, once))
                 return
             forced |= needed
 
     def __call__(
-        self, *arguments: tf.Tensor, placed: Sequence[Sequence[Any]] | None = None
+        self, *arguments: tf.Tensor, placed: Sequence[Sequence[tf.Tensor]] | None = None
     ) -> list[tf.Tensor]:
         """Runs the step within the caller's tf.function; returns the function's flat outputs.
 
@@ -159,7 +158,7 @@ class Divided:
         return self._whole_outputs(self._computed(arguments, placed))
 
     def with_parts(
-        self, *arguments: tf.Tensor, placed: Sequence[Sequence[Any]] | None = None
+        self, *arguments: tf.Tensor, placed: Sequence[Sequence[tf.Tensor]] | None = None
     ) -> tuple[list[tf.Tensor], list[Parts | None], tf.Tensor]:
         """Runs the step; also returns what each of this worker's towers adds to the outputs.
 
@@ -181,12 +180,12 @@ class Divided:
         return [variable for value, variable in self.variables.items() if value in changed]
 
     def _computed(
-        self, arguments: Sequence[tf.Tensor], placed: Sequence[Sequence[Any]] | None
+        self, arguments: Sequence[tf.Tensor], placed: Sequence[Sequence[tf.Tensor]] | None
     ) -> Run:
         """Runs all phases."""
         captured = self._graph.external_captures
-        given = dict(zip(self._given, [*arguments, *captured], strict=True))
-        batch = [self._given[i] for i in self._rows]
+        given = dict(zip(self._inputs, [*arguments, *captured], strict=True))
+        batch = [self._inputs[i] for i in self._rows]
         shards = None if placed is None else [[own[i] for i in self._rows] for own in placed]
         with tf.device(self._machine.home):
             run = Run(self._machine, given, batch, shards)
@@ -211,7 +210,7 @@ def _read(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
     wanted = set(outputs)
     kept = []
     for op in reversed(ops):
-        is_size = op.each is not None and op.each.facts[0] == SIZE
+        is_size = op.in_towers is not None and op.in_towers.facts[0] == SIZE
         if has_effects(op) or is_size or not wanted.isdisjoint(op.outputs):
             kept.append(op)
             wanted.update(value for value, _ in reads(op))
@@ -231,7 +230,7 @@ def _whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:
     lists = [value for op in ops for value, need in reads(op) if need == WHOLE and _is_list(value)]
     lists += [value for value in outputs if _is_list(value)]
     # Only lists that towers hold count: others are whole already.
-    waiting = [value for value in lists if value.op.each is not None]
+    waiting = [value for value in lists if value.op.in_towers is not None]
     seen: set[Value] = set()
     while waiting:
         value = waiting.pop()

@@ -26,7 +26,7 @@ from towers.step.structures import (
 )  # fmt: skip
 
 
-def method_of(model: keras.Model, name: str) -> Callable[[Any], Any]:
+def method_of(model: keras.Model, name: str) -> Callable[[Structure], Any]:
     """Returns a method of the model's class that takes a batch, such as "train_step"."""
     method = getattr(model.__class__, name)
     return functools.partial(getattr(method, "python_function", method), model)
@@ -39,8 +39,8 @@ class DividedStep:
     """
 
     def __init__(
-        self, step: Callable[[Any], Any], machine: Machine, *, model: keras.Model | None = None,
-        gives_parts: bool = False,
+        self, step: Callable[[Structure], Structure], machine: Machine, *,
+        model: keras.Model | None = None, gives_parts: bool = False,
     ) -> None:  # fmt: skip
         """
         Args:
@@ -52,7 +52,7 @@ class DividedStep:
         self._step, self.machine, self._gives_parts, self._model = step, machine, gives_parts, model
         devices_lib.set_graph_optimizer(machine.policy.optimize_graphs)
         self.traces: dict[str, tuple[tf.Graph, Divided]] = {}
-        self._functions: dict[Any, Any] = {}  # by method and the structure of data
+        self._functions: dict[tuple, Callable] = {}  # by method and the structure of data
         self.num_rows: int | None = None
 
     def prepare(self, data: Structure) -> tuple[tf.Graph, Divided]:
@@ -69,7 +69,7 @@ class DividedStep:
     def _trace(self, specs: Structure) -> tuple[tf.Graph, Divided]:
         flat, stages = components(specs), self.machine.stages
 
-        def step(*data: tf.Tensor) -> Any:  # "data" as in Keras, in the names of messages
+        def step(*data: tf.Tensor) -> Structure:  # "data" as in Keras, in the names of messages
             with nullcontext() if stages is None else stages.scopes():
                 return self._step(packed(specs, iter(data)))
 
@@ -95,7 +95,7 @@ class DividedStep:
             )
         return graph, divided
 
-    def _are_metrics(self, variables: Sequence[Any]) -> bool:
+    def _are_metrics(self, variables: Sequence[tf.Variable]) -> bool:
         """Returns whether all variables are of the model's metrics, which change no later trace."""
         metrics = self._model.metrics_variables if self._model is not None else []
         return {id(v) for v in variables} <= {id(stored_value(v)) for v in metrics}
@@ -113,7 +113,7 @@ class DividedStep:
         return packed(graph.structured_outputs, iter(outputs))
 
     def run(
-        self, data: Structure, placed: Placed, method: Callable[[Any, Any], Any] | None = None
+        self, data: Structure, placed: Placed, method: Callable[..., object] | None = None
     ) -> Any:
         """Runs the step outside of a graph; traces it once for each structure of data.
 
@@ -162,7 +162,7 @@ class DividedStep:
             return tf.function(self._step, autograph=False)(data)
 
     @property
-    def variables(self) -> list[Any]:
+    def variables(self) -> list[tf.Variable]:
         """Returns all variables that the step has used so far, each once."""
         found = [v for _, divided in self.traces.values() for v in divided.variables.values()]
         return list({id(variable): variable for variable in found}.values())

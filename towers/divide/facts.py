@@ -11,9 +11,13 @@ size    follows from shapes and constants; made where needed   tf.shape(x)[0], c
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
 import tensorflow as tf
+
+Tensors: TypeAlias = list[tf.Tensor]  # values of operations in one graph, in order
+Shapes: TypeAlias = Sequence[tf.TensorShape]  # at the probes, or what makes tf.TensorShapes
 
 
 class Fact(NamedTuple):
@@ -83,7 +87,7 @@ class Elements(NamedTuple):
         unknown.
     """
 
-    shapes: Sequence[Any] | None = None
+    shapes: Shapes | None = None
     number: Sequence[int] | None = None
     source: "Value | None" = None
 
@@ -106,7 +110,7 @@ class Value:
     fact: Fact = ONCE
     elements: Elements = Elements()
     rows_each: int | None = None
-    formula: tuple[Any, Any] | None = None
+    formula: tuple[np.ndarray, np.ndarray] | None = None
     is_outside: bool = False
 
     @property
@@ -120,6 +124,7 @@ class Op:
     """An operation of the flattened trace. Operations are numbered in the order of the trace.
 
     source: the traced operation, which has the attributes and the user's line.
+    in_towers: how every tower runs it; None: it runs once.
     path: the name of the source, behind the names of the calls that it is in.
     """
 
@@ -128,7 +133,7 @@ class Op:
     source: tf.Operation
     inputs: list[Value]
     outputs: list[Value]
-    each: "Each | None" = None  # None: it runs once
+    in_towers: "Each | None" = None
     path: str = ""
 
     @property
@@ -149,6 +154,6 @@ class Each:
 
     needs: list[tuple[Value, Need]]
     facts: list[Fact]
-    emit: Callable[[Any, "Op", list[Any]], Sequence[Any]] | None = None
-    shapes: list[Any] | None = None
+    emit: Callable[[Any, "Op", Tensors], Sequence[tf.Tensor | None]] | None = None
+    shapes: Sequence[Shapes | None] | None = None
     elements: list[Elements] | None = None

@@ -3,7 +3,6 @@
 import itertools
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -19,21 +18,23 @@ NOT_RUN = ("Placeholder", "NoOp")
 MARKER = "own_moments_"  # begins the names of operations that mark statistics, see `own_moments`
 
 
-def new_op(kind: str, source: tf.Operation, inputs: Sequence[Value], outputs: Iterable[Any]) -> Op:
+def new_op(
+    kind: str, source: tf.Operation, inputs: Sequence[Value], outputs: Iterable[tf.Tensor]
+) -> Op:
     """Returns an operation with new outputs, which have the types and shapes of `outputs`."""
     op = Op(f"o{next(_numbers)}", kind, source, list(inputs), [], path=source.name)
     op.outputs = [Value(op, i, tensor.dtype, tensor.shape) for i, tensor in enumerate(outputs)]
     return op
 
 
-def flatten(graph: Any, given: Mapping[int, Value]) -> tuple[list[Op], list[Value]]:
+def flatten(graph: tf.Graph, input_values: Mapping[int, Value]) -> tuple[list[Op], list[Value]]:
     """Returns the operations of a FuncGraph in an order that they can run in, and its outputs.
 
-    given: the values of the graph's inputs, by the tensor's id. Operations follow those whose
-    results they read and those that the trace runs before them.
+    input_values: the values of the graph's inputs, by the tensor's id. Operations follow those
+    whose results they read and those that the trace runs before them.
     """
     ops: list[Op] = []
-    values = dict(given)
+    values = dict(input_values)
     for operation in _in_order(graph):
         if operation.type in NOT_RUN:
             continue
@@ -73,7 +74,7 @@ def _unchanged(operation: tf.Operation, inputs: list[Value], outputs: list[Value
     return [given if before is after else result for before, after, given, result in pairs]
 
 
-def _in_order(graph: Any) -> list[tf.Operation]:
+def _in_order(graph: tf.Graph) -> list[tf.Operation]:
     """Returns the operations in an order that they can run in, usually the order of the trace.
 
     The gradient of a loop adds inputs to the loop, which then come later in the trace.

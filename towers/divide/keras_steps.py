@@ -7,13 +7,13 @@ A custom compute_loss or compute_metrics of the model's class is traced with it.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.machines import Machine
+from towers.divide.parts import Gradient
 from towers.divide.tower_results import measure_noise, towers_finite
 from towers.divide.unchanged import restore, unchanged
 from towers.divide.watched_update import WatchedUpdate
@@ -44,7 +44,7 @@ class KerasSteps:
         """
         self._twin, self._parameters, self._machine = twin, parameters, machine_of("train")
         self._nonfinite, self._noise, self._metrics = nonfinite, noise, metrics
-        self._updates: dict[Any, WatchedUpdate] = {}  # by the graph of a traced train_step
+        self._updates: dict[tf.Graph, WatchedUpdate] = {}  # by the graph of a traced train_step
         steps = {
             "train": self._keras_train, "gradients": self._keras_gradients,
             "test": method_of(twin, "test_step"), "predict": method_of(twin, "predict_step"),
@@ -64,17 +64,21 @@ class KerasSteps:
             logs = graph.structured_outputs
             self._metrics.names = list({"loss": None, **(logs[0] if name == "train" else logs)})
 
-    def train(self, batch: Structure, placed: Placed) -> tuple[Any, tf.Tensor | None]:
+    def train(
+        self, batch: Structure, placed: Placed
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """Makes one update; returns (logs, `WatchedUpdate.finite`)."""
         return self._train(batch, placed, False)
 
-    def train_measured(self, batch: Structure, placed: Placed) -> tuple[Any, tf.Tensor | None]:
+    def train_measured(
+        self, batch: Structure, placed: Placed
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         """Makes one update like `train`, and measures the noise scale."""
         return self._train(batch, placed, True)
 
     def _train(
         self, batch: Structure, placed: Placed, is_measured: bool
-    ) -> tuple[Any, tf.Tensor | None]:
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor | None]:
         step = self.divided["train"]
         update = self._updates[step.prepare(batch)[0]]
         changed = step.assigned(batch, update.operations) if update.finite is not None else []
@@ -93,7 +97,7 @@ class KerasSteps:
             logs = self._with_loss(logs)
             if finite is not None:
 
-                def undo() -> Any:
+                def undo() -> dict[str, tf.Tensor]:
                     """Takes back what the step has assigned outside of the update."""
                     restore(changed, before)
                     return {name: self._metrics.result().get(name, logs[name]) for name in logs}
@@ -103,12 +107,12 @@ class KerasSteps:
                 logs["noise_scale"] = self._noise.result()
         return logs, finite
 
-    def test(self, batch: Structure, placed: Placed) -> Any:
+    def test(self, batch: Structure, placed: Placed) -> dict[str, tf.Tensor]:
         logs = self.divided["test"](batch, placed)
         with tf.device(self._machine.home):
             return self._with_loss(logs)
 
-    def predict(self, batch: Structure, placed: Placed) -> Any:
+    def predict(self, batch: Structure, placed: Placed) -> Structure:
         return self.divided["predict"](batch, placed)
 
     def gradients(self, batch: Structure, placed: Placed) -> tuple[tf.Tensor, Values]:
@@ -116,14 +120,14 @@ class KerasSteps:
         step = self.divided["gradients"]
         with tf.device(self._machine.home), unchanged(step.assigned(batch)):
             loss, gradients = step(batch)
-            found: Values = []
+            results: Values = []
             for gradient, variable in zip(gradients, self._parameters, strict=True):
                 if isinstance(gradient, tuple):
                     gradient = tf.IndexedSlices(
                         *gradient, tf.constant(list(variable.shape), tf.int64)
                     )
-                found.append(gradient)
-        return loss, found
+                results.append(gradient)
+        return loss, results
 
     def diagnosis(self, batch: Structure, placed: Placed) -> tf.Tensor:
         """Returns [T, 1 + V], `towers_finite` of what is checked; changes no variable."""
@@ -136,13 +140,15 @@ class KerasSteps:
             own = towers_finite(loss, gradients, loss_parts, parts, self._machine.devices)
             return tf.stack(self._machine.exchange.all_gather(own))
 
-    def _with_loss(self, logs: dict[str, Any]) -> dict[str, Any]:
+    def _with_loss(self, logs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Returns logs that begin with the loss, even if a custom `compute_metrics` lacks it."""
         return {"loss": loss_tracker(self._twin).result(), **logs}
 
     # The traced steps of a whole batch.
 
-    def _keras_train(self, data: Structure) -> tuple[Any, Any, list[Any], tf.Tensor | None]:
+    def _keras_train(
+        self, data: Structure
+    ) -> tuple[dict[str, tf.Tensor], tf.Tensor, list[Gradient], tf.Tensor | None]:
         """Makes one update; returns (logs, loss, gradients, `WatchedUpdate.finite`)."""
         update = WatchedUpdate(self._twin.optimizer, checked(self._nonfinite, self._twin.optimizer))
         with update.made():
@@ -150,7 +156,7 @@ class KerasSteps:
         self._updates[tf.compat.v1.get_default_graph()] = update
         return logs, update.loss, update.gradients, update.finite
 
-    def _keras_gradients(self, data: Structure) -> tuple[Any, list[Any]]:
+    def _keras_gradients(self, data: Structure) -> tuple[tf.Tensor, list[Gradient]]:
         """Returns (loss, gradients) of train_step; makes no update, but assigns states."""
         update = WatchedUpdate(self._twin.optimizer, ())
         with update.left_out():

@@ -1,10 +1,9 @@
 """Rules of layers' kernels: convolutions, pooling, cross-entropies and noise."""
 
-from typing import Any
-
 import tensorflow as tf
 
-from towers.divide.facts import PART, WHOLE, Each, rows_of, shape_of
+from towers.divide.context import Context
+from towers.divide.facts import PART, WHOLE, Each, Op, rows_of, shape_of
 from towers.divide.probes import rows_each
 from towers.divide.rule import FIRST, Look, batches, rule, rule_of_rows
 
@@ -103,7 +102,7 @@ def noise(look: Look) -> Each | None:
     if count is None:
         return None
 
-    def draw(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def draw(context: Context, op: Op, values: list[tf.Tensor]) -> list[tf.Tensor]:
         shape, key, counter, *rest = values
         shape = tf.cast(shape, tf.int64)
         before = tf.cast(context.place.start, tf.int64) * count * tf.reduce_prod(shape[1:])

@@ -4,13 +4,16 @@ A list that runs in the towers has the fact of its elements. In each tower it ho
 """
 
 import functools
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.facts import ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Need, Value
-from towers.divide.facts import AS_PART, EMPTY, SAME, SIZES, rows, rows_of
+from towers.divide.context import Context
+from towers.divide.facts import (
+    AS_PART, EMPTY, ONCE, OWN, PART, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op,
+    Shapes, Tensors, Value, rows, rows_of,
+)  # fmt: skip
 from towers.divide.probes import ROWS, Probes, is_fixed, is_rows
 from towers.divide.rule import Look, Rule, rule
 
@@ -20,7 +23,7 @@ LISTS: dict[str, Rule] = {}
 def need_for(fact: Fact, value: Value | None = None) -> Need:
     """Returns how a tower reads a value that is to have this fact. value: it, if it is a list."""
     if value is not None and value.dtype == tf.variant:
-        if value.op.each is None:
+        if value.op.in_towers is None:
             return WHOLE
         return OWN
     return {"rows": rows_of(fact.axis), "part": AS_PART, "empty": OWN, "blocks": OWN}.get(
@@ -62,7 +65,9 @@ def joined(first: Fact, second: Fact, probes: Probes, *values: Value) -> Fact | 
 _list_rule = functools.partial(rule, table=LISTS)
 
 
-def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> Any:
+def _element_shape(
+    value: Value, fact: Fact, probes: Probes, first: int = 0
+) -> Callable[[Context], tf.Tensor]:
     """Returns a function that makes the shape of a tower's element; -1 is unknown.
 
     value: an element, or elements along axis 0 if `first` is 1.
@@ -70,10 +75,10 @@ def _element_shape(value: Value, fact: Fact, probes: Probes, first: int = 0) -> 
     dims = probes.dims(value)
     sizes = [-1 if n is None else n for n in value.shape[first:]] if value.shape.rank else None
 
-    def shape(context: Any) -> tf.Tensor:
+    def shape(context: Context) -> tf.Tensor:
         if sizes is None:
             return tf.constant(-1)
-        own: list[Any] = list(sizes)
+        own: list[int | tf.Tensor] = list(sizes)
         if fact.has_rows and dims is not None:
             axis = fact.axis
             own[axis] = dims[axis + first][0] // ROWS[0] * context.place.count
@@ -91,7 +96,7 @@ def new_list(look: Look) -> Each | None:
         return None  # a list with an element for each row
     dtype = look.op.source.get_attr("element_dtype")
 
-    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def make(context: Context, op: Op, values: Tensors) -> Tensors:
         if has_count:
             return [tf.raw_ops.TensorListReserve(
                 element_shape=-1, num_elements=values[0], element_dtype=dtype
@@ -129,7 +134,7 @@ def from_tensor(look: Look) -> Each | None:
     elements = Elements([dim[1:] for dim in zip(*dims)], dims[0])
     inner = rows(fact.axis - 1) if fact.kind == "rows" else PART
 
-    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def make(context: Context, op: Op, values: Tensors) -> Tensors:
         return [tf.raw_ops.TensorListFromTensor(tensor=values[0], element_shape=tf.constant(-1))]
 
     return Each([(look.inputs[0], need_for(fact))], [inner], make, elements=[elements])
@@ -150,7 +155,7 @@ def _put(look: Look, item: int) -> Each | None:
     if before == SIZES and added != SIZES:
         before = ONCE
     # A list that runs once would need whole elements, and towers cannot meet within a loop.
-    if before == ONCE and added != ONCE or before == ONCE and whole.op.each is None:
+    if before == ONCE and added != ONCE or before == ONCE and whole.op.in_towers is None:
         return None
     fact = joined(before, added, look.probes, *([value] if added == ONCE else []))
     if fact is None or fact == EMPTY or fact.kind == "blocks" and look.type == "TensorListSetItem":
@@ -170,7 +175,7 @@ def _is_same_again(whole: Value, value: Value) -> bool:
     return whole.fact == EMPTY or whole.fact == SAME and whole.elements.source is value
 
 
-def _pass_on(context: Any, op: Any, values: list[Any]) -> list[Any]:
+def _pass_on(context: Context, op: Op, values: Tensors) -> Tensors:
     return values
 
 
@@ -194,7 +199,7 @@ def push_back(look: Look) -> Each | None:
     return _put(look, 1)
 
 
-def _element(look: Look, output: int) -> tuple[Any, Any] | None:
+def _element(look: Look, output: int) -> tuple[Callable[[Context], tf.Tensor], Shapes] | None:
     """Returns the emission of an element shape, and the element's shapes at the probes."""
     known = look.inputs[0].elements.shapes
     if known is None or None in known:
@@ -209,13 +214,13 @@ def get_item(look: Look) -> Each | None:
     fact, found = look.inputs[0].fact, _element(look, 0)
     if fact != PART and fact.kind != "rows" or found is None:
         return _once_in_towers(look, 2)
-    shape, known = found
+    shape, probe_shapes = found
 
-    def get(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def get(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [*values, shape(context)])
 
     needs = [(look.inputs[0], OWN), (look.inputs[1], WHOLE)]
-    return Each(needs, [fact], get, [known])
+    return Each(needs, [fact], get, [probe_shapes])
 
 
 @_list_rule("TensorListPopBack")
@@ -234,19 +239,19 @@ def pop_back(look: Look) -> Each | None:
     found = _element(look, 1)
     if fact != PART and not fact.has_rows or found is None:
         return _once_in_towers(look, 1)
-    shape, known = found
+    shape, probe_shapes = found
 
-    def pop(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def pop(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [values[0], shape(context)])
 
     needs = [(look.inputs[0], OWN)]
-    return Each(needs, [fact, fact], pop, [None, known], [elements, Elements()])
+    return Each(needs, [fact, fact], pop, [None, probe_shapes], [elements, Elements()])
 
 
 def _once_in_towers(look: Look, shape_input: int) -> Each | None:
     """Answers for reading a list that each tower has, with equal elements."""
     value = look.inputs[0]
-    if value.op.each is None or value.fact != ONCE or not look.is_size(shape_input):
+    if value.op.in_towers is None or value.fact != ONCE or not look.is_size(shape_input):
         return None
     needs = [(value, OWN), *((v, WHOLE) for v in look.inputs[1:])]
     shapes, elements = [value.elements.shapes], [Elements()]
@@ -268,7 +273,7 @@ def stack(look: Look) -> Each | None:
     look.probes.feed(look.outputs[0], shapes)
     shape = _element_shape(look.outputs[0], fact, look.probes, 1)
 
-    def make(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def make(context: Context, op: Op, values: Tensors) -> Tensors:
         return context.copy(op, [values[0], shape(context)])
 
     result = rows(fact.axis + 1) if fact.kind == "rows" else PART
@@ -296,7 +301,7 @@ def element_shape(look: Look) -> Each | None:
         return None
     shape = look.outputs[0].shape
 
-    def unknown(context: Any, op: Any, values: list[Any]) -> list[Any]:
+    def unknown(context: Context, op: Op, values: Tensors) -> Tensors:
         return [tf.constant(-1, op.outputs[0].dtype, shape if shape.is_fully_defined() else [])]
 
     return Each([], [ONCE], unknown)

@@ -4,22 +4,36 @@ A loop runs in every tower if no operation in it needs the rows of other towers.
 loop too, and is judged in the same way. Any other loop runs once.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
 from towers.divide.context import Context, reads
 from towers.divide.facts import (
-    EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Op, Value, rows,
+    EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op, Shapes, Tensors, Value,
+    rows,
 )  # fmt: skip
 from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
 from towers.divide.lists import LISTS, joined, need_for
 from towers.divide.tables import TABLES
+from towers.divide.probes import Probes
 from towers.divide.rule import Look
 from towers.machine.tensorflow_internals import called_graphs
 
 _MOST_ROUNDS = 8
+
+
+class LoopAnalysis(Protocol):
+    """What the rules of loops use of an `Analysis`, whose module imports this one."""
+
+    probes: Probes
+    forced: Collection[str]
+    is_inside: bool
+
+    def read_before(self, op: Op) -> Value: ...
+
+    def place_inside(self, ops: Sequence[Op]) -> None: ...
 
 
 def has_own_shapes(op: Op) -> bool:
@@ -28,7 +42,7 @@ def has_own_shapes(op: Op) -> bool:
     return has_list or op.type in (*LOOPS, *CONDITIONS, *TABLES)
 
 
-def each_of(analysis: Any, op: Op) -> Each | None:
+def each_of(analysis: LoopAnalysis, op: Op) -> Each | None:
     """Returns how a list operation, a loop or a condition runs in every tower, or None."""
     if op.source.name in analysis.forced:
         return None
@@ -42,10 +56,10 @@ def each_of(analysis: Any, op: Op) -> Each | None:
     return None
 
 
-def shape_as_part(axis: int) -> Callable[..., list[Any]]:
+def shape_as_part(axis: int) -> Callable[..., Tensors]:
     """Returns the emission of a shape in parts: own sizes at an axis, else tower 0's sizes."""
 
-    def emit(context: Any, op: Op, values: list[Any]) -> list[Any]:
+    def emit(context: Context, op: Op, values: Tensors) -> Tensors:
         own = tf.shape(values[0], out_type=op.outputs[0].dtype)
         is_kept = tf.one_hot(axis, tf.size(own), True, False) | tf.equal(context.place.start, 0)
         return [tf.where(is_kept, own, tf.zeros_like(own))]
@@ -58,7 +72,9 @@ def _argument(tensor: tf.Tensor, operation: tf.Operation) -> Value:
     return new_op("Placeholder", operation, [], [tensor]).outputs[0]
 
 
-def _inner(analysis: Any, graph: Any, given: Sequence[Value]) -> tuple[list[Op], list[Value]]:
+def _inner(
+    analysis: LoopAnalysis, graph: tf.Graph, given: Sequence[Value]
+) -> tuple[list[Op], list[Value]]:
     """Flattens a body; variables are read before the loop, on the parameter device."""
     arguments = {id(t): v for t, v in zip(graph.inputs, given, strict=True)}
     ops, outputs = flatten(graph, arguments)
@@ -83,10 +99,10 @@ class _NotInTowers(Exception):
 def _check(ops: Iterable[Op]) -> None:
     """Raises _NotInTowers if an operation needs values of other towers."""
     for op in ops:
-        if op.each is None:
+        if op.in_towers is None:
             needs = [(value, WHOLE) for value in op.inputs]
         else:
-            needs = op.each.needs
+            needs = op.in_towers.needs
         for value, need in needs:
             kind = value.fact.kind
             is_met = need.kind in ("whole", "shape") and kind not in ("once", "size")
@@ -96,7 +112,9 @@ def _check(ops: Iterable[Op]) -> None:
                 raise _NotInTowers
 
 
-def _external(ops: Sequence[Op], own: Iterable[Value], ends: Sequence[Any]) -> list[Any]:
+def _external(
+    ops: Sequence[Op], own: Iterable[Value], ends: Sequence[tuple[Value, Need]]
+) -> list[tuple[Value, Need]]:
     """Returns (value, need) pairs that bodies read from outside. ends: the pairs of the results."""
     inside = {*own, *(value for op in ops for value in op.outputs)}
     result = Op("", "", ops[0].source if ops else None, [], [], Each(list(ends), []))
@@ -104,71 +122,80 @@ def _external(ops: Sequence[Op], own: Iterable[Value], ends: Sequence[Any]) -> l
     return list(dict.fromkeys(found))
 
 
-class _Known(NamedTuple):
+class _LoopVariable(NamedTuple):
     """Holds what is known of a loop variable in all rounds; elements: of a list."""
 
     fact: Fact
-    shapes: Any  # at the probes
+    shapes: Shapes | None  # at the probes
     elements: Elements
 
 
-def _loop(analysis: Any, op: Op) -> Each | None:
+def _loop(analysis: LoopAnalysis, op: Op) -> Each | None:
     bodies, conditions = called_graphs(op.source, "body"), called_graphs(op.source, "cond")
     if not bodies or not conditions:
         return None
     body, condition = bodies[0], conditions[0]
-    known = {}
+    # What the body passes on unchanged is no variable. A size may be another one in each round, so
+    # it no longer follows from shapes alone.
+    variables = {}
     for i, (start, end) in enumerate(zip(body.inputs, body.outputs)):
         if start is not end:
             value = op.inputs[i]
             fact = ONCE if value.fact == SIZE else value.fact
-            known[i] = _Known(fact, analysis.probes.shapes(value), value.elements)
+            variables[i] = _LoopVariable(fact, analysis.probes.shapes(value), value.elements)
     try:
+        # A variable has rows in a round if it has them after the round before. So look at the body
+        # again until no fact changes.
         for _ in range(_MOST_ROUNDS):
-            given = list(op.inputs)
-            for i, variable in known.items():
-                given[i] = _argument(body.inputs[i], op.source)
-                given[i].fact, given[i].elements = variable.fact, variable.elements
-                given[i].op.each = Each([], [variable.fact])
-                analysis.probes.feed(given[i], variable.shapes)
-            ops, outputs = _inner(analysis, body, given)
-            before = str(list(known.values()))
-            for i, variable in known.items():
-                meet = _met_lists if given[i].dtype == tf.variant else _met
-                known[i] = meet(analysis, variable, given[i], outputs[i])
-            if before == str(list(known.values())):
+            inputs = list(op.inputs)
+            for i, variable in variables.items():
+                inputs[i] = _argument(body.inputs[i], op.source)
+                inputs[i].fact, inputs[i].elements = variable.fact, variable.elements
+                inputs[i].op.in_towers = Each([], [variable.fact])
+                analysis.probes.feed(inputs[i], variable.shapes)
+            ops, outputs = _inner(analysis, body, inputs)
+            before = str(list(variables.values()))
+            for i, variable in variables.items():
+                meet = _met_lists if inputs[i].dtype == tf.variant else _met
+                variables[i] = meet(analysis, variable, inputs[i], outputs[i])
+            if before == str(list(variables.values())):
                 break
         else:
             return None
         _check(ops)
-        tests, (test,) = _inner(analysis, condition, given)
+        tests, (test,) = _inner(analysis, condition, inputs)
         _check(tests)
     except _NotInTowers:
         return None
+    # A test of a tower's own values would end the loop in different rounds.
     if test.fact not in (ONCE, SIZE):
         return None
-    ends = [outputs[i] for i in known]
-    return _emitted_loop(op, known, given, (ops, ends), (tests, test), body)
+    ends = [outputs[i] for i in variables]
+    return _emitted_loop(op, variables, inputs, (ops, ends), (tests, test), body)
 
 
-def _met(analysis: Any, known: _Known, given: Value, output: Value) -> _Known:
+def _met(
+    analysis: LoopAnalysis, variable: _LoopVariable, argument: Value, output: Value
+) -> _LoopVariable:
     """Joins what is known of a loop variable before a round with what is known after it."""
-    whole = [value for value in (given, output) if value.fact in (ONCE, SIZE)]
-    fact = joined(known.fact, output.fact, analysis.probes, *whole)
+    whole = [value for value in (argument, output) if value.fact in (ONCE, SIZE)]
+    fact = joined(variable.fact, output.fact, analysis.probes, *whole)
     if fact is None:
         raise _NotInTowers
     if fact == SIZE:
         fact = ONCE
-    shapes, after = known.shapes, analysis.probes.shapes(output)
+    shapes, after = variable.shapes, analysis.probes.shapes(output)
     if shapes is not None and str(after) != str(shapes):
         shapes = [tf.TensorShape(None)] * len(after)
-    return _Known(fact, shapes, known.elements)
+    return _LoopVariable(fact, shapes, variable.elements)
 
 
-def _met_lists(analysis: Any, known: _Known, given: Value, output: Value) -> _Known:
+def _met_lists(
+    analysis: LoopAnalysis, variable: _LoopVariable, argument: Value, output: Value
+) -> _LoopVariable:
     """Joins what is known of a list before a round with what is known after it."""
-    fact = joined(known.fact, output.fact, analysis.probes)
-    before, after = known.elements, output.elements
+    fact = joined(variable.fact, output.fact, analysis.probes)
+    before, after = variable.elements, output.elements
     if None not in (before.shapes, after.shapes) and str(before.shapes) != str(after.shapes):
         after = after._replace(shapes=None)
     # A list that begins and ends as empty has no elements that could be known.
@@ -185,59 +212,63 @@ def _met_lists(analysis: Any, known: _Known, given: Value, output: Value) -> _Kn
             elements = elements._replace(source=None)
     if fact == SIZES and elements.source is None:
         fact = ONCE
-    return _Known(fact, known.shapes, elements)
+    return _LoopVariable(fact, variable.shapes, elements)
 
 
 def _emitted_loop(
     op: Op,
-    known: Mapping[int, _Known],
-    given: list[Value],
+    variables: Mapping[int, _LoopVariable],
+    inputs: list[Value],
     body: tuple[list[Op], list[Value]],
     test: tuple[list[Op], Value],
-    graph: Any,
+    graph: tf.Graph,
 ) -> Each:
     """Answers that each tower runs the loop, with the same operations on its own values.
 
-    known: the variables that change. given: all. body, test: operations, and what they result in.
+    variables: those that change. inputs: all of the body. body, test: operations, and what they
+    result in.
     """
-    arguments = [given[i] for i in known]
+    arguments = [inputs[i] for i in variables]
     results = [
         (value, need_for(variable.fact, value))
-        for value, variable in zip(body[1], known.values(), strict=True)
+        for value, variable in zip(body[1], variables.values(), strict=True)
     ]
     outside = _external([*body[0], *test[0]], arguments, [*results, (test[1], WHOLE)])
-    starts = [(op.inputs[i], need_for(known[i].fact, op.inputs[i])) for i in known]
-    invariants = [graph.inputs[i].shape for i in known]
+    starts = [(op.inputs[i], need_for(variables[i].fact, op.inputs[i])) for i in variables]
+    invariants = [graph.inputs[i].shape for i in variables]
 
-    def emit(context: Any, _: Op, values: list[Any]) -> list[Any]:
-        found = dict(zip(outside, values[len(known) :], strict=True))
+    def emit(context: Context, _: Op, values: Tensors) -> list[tf.Tensor | None]:
+        found = dict(zip(outside, values[len(variables) :], strict=True))
 
-        def inner(variables: Sequence[Any], ops: Sequence[Op]) -> Context:
+        def inner(tensors: Sequence[tf.Tensor], ops: Sequence[Op]) -> Context:
             within = Context(context.place, lambda v, need: found[v, need])
-            within.values.update(zip(arguments, variables, strict=True))
+            within.values.update(zip(arguments, tensors, strict=True))
             within.run(ops)
             return within
 
-        def goes_on(*variables: Any) -> Any:
-            return inner(variables, test[0]).read(test[1], WHOLE)
+        def goes_on(*tensors: tf.Tensor) -> tf.Tensor:
+            return inner(tensors, test[0]).read(test[1], WHOLE)
 
-        def turn(*variables: Any) -> list[Any]:
-            within = inner(variables, body[0])
+        def turn(*tensors: tf.Tensor) -> Tensors:
+            within = inner(tensors, body[0])
             return [within.read(value, need) for value, need in results]
 
-        last = tf.while_loop(goes_on, turn, values[: len(known)], shape_invariants=invariants)
-        ends = dict(zip(known, last, strict=True))
+        last = tf.while_loop(goes_on, turn, values[: len(variables)], shape_invariants=invariants)
+        ends = dict(zip(variables, last, strict=True))
         return [ends.get(i) for i in range(len(op.outputs))]
 
-    rest = [_Known(value.fact, None, Elements()) for value in given]  # what the loop passes on
-    facts, shapes, elements = zip(*[known.get(i, rest[i]) for i in range(len(op.outputs))])
+    # What the loop passes on.
+    rest = [_LoopVariable(value.fact, None, Elements()) for value in inputs]
+    facts, shapes, elements = zip(*[variables.get(i, rest[i]) for i in range(len(op.outputs))])
     return Each([*starts, *outside], list(facts), emit, list(shapes), list(elements))
 
 
-def _condition(analysis: Any, op: Op) -> Each | None:
+def _condition(analysis: LoopAnalysis, op: Op) -> Each | None:
     """Answers for a condition of a whole value whose branches can run in the towers."""
+    # Towers that decide by their own rows would take different branches.
     if op.inputs[0].fact not in (ONCE, SIZE):
         return None
+    # Without anything divided, towers would all compute the same.
     if all(value.fact in (ONCE, SIZE) for value in op.inputs):
         return None
     branches = []
@@ -250,6 +281,7 @@ def _condition(analysis: Any, op: Op) -> Each | None:
             _check(branches[-1][0])
     except _NotInTowers:
         return None
+    # Each result has one fact, whichever branch is taken.
     facts, shapes = [], []
     for first, second in zip(branches[0][1], branches[1][1], strict=True):
         whole = [v for v in (first, second) if v.fact in (ONCE, SIZE)]
@@ -263,10 +295,10 @@ def _condition(analysis: Any, op: Op) -> Each | None:
     ends = [list(zip(outputs, needs, strict=True)) for _, outputs in branches]
     outside = _external([*branches[0][0], *branches[1][0]], [], [*ends[0], *ends[1]])
 
-    def emit(context: Any, _: Op, values: list[Any]) -> list[Any]:
+    def emit(context: Context, _: Op, values: Tensors) -> Tensors:
         found = dict(zip(outside, values[1:], strict=True))
 
-        def branch(k: int) -> list[Any]:
+        def branch(k: int) -> Tensors:
             within = Context(context.place, lambda v, need: found[v, need])
             within.run(branches[k][0])
             return [within.read(value, need) for value, need in ends[k]]

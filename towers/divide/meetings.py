@@ -1,7 +1,7 @@
 """Runs what runs once: the update, metrics, and what no rule divides."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import tensorflow as tf
 
@@ -41,10 +41,10 @@ class Program:
             context.run(self.ops)  # XLA compiles for one device
             return
 
-        def update(place: Place, trees: list[Any]) -> list[Any]:
+        def update(place: Place, trees: list[Tree]) -> list[tf.Tensor]:
             found = {v: add_tree(tree)[0] for v, tree in zip(self.inputs, trees, strict=True)}
 
-            def find(value: Value, need: Need) -> Any:
+            def find(value: Value, need: Need) -> tf.Tensor:
                 if value in states:
                     return states[value]
                 return found[value]

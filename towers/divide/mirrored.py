@@ -7,7 +7,7 @@ sharded         each device updates what it owns, and sends parameters to the ot
 
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -53,8 +53,8 @@ def copied_variables(
     meetings: the operations that run once. programs: the operations that XLA compiles.
     variables: all variables of the trace.
     """
-    found = {value: v for value, v in variables.items() if copies.may_copy(v)}
-    found |= {v: variables[v] for op in programs for v in _states(op)}
+    copied = {value: v for value, v in variables.items() if copies.may_copy(v)}
+    copied |= {v: variables[v] for op in programs for v in _states(op)}
     assigning = [op for ops in meetings for op in ops if _assigns(op)]
     # An operation that may run only once, such as one that calls Python, changes variables on the
     # first device alone. These have no copies. An operation that changes one of them and others
@@ -63,15 +63,15 @@ def copied_variables(
         lost = {
             value
             for op in assigning
-            if not (_runs_anywhere(op) and all(value in found for value in _states(op)))
+            if not (_runs_anywhere(op) and all(value in copied for value in _states(op)))
             for value in _states(op)
-            if value in found
+            if value in copied
         }
         if not lost:
             break
-        found = {value: v for value, v in found.items() if value not in lost}
+        copied = {value: v for value, v in copied.items() if value not in lost}
     changed = {value for op in assigning for value in _states(op)}
-    return {value: v for value, v in found.items() if value in changed or copies.has(v)}
+    return {value: v for value, v in copied.items() if value in changed or copies.has(v)}
 
 
 class Owned(NamedTuple):
@@ -116,7 +116,7 @@ def closure(
     return [op for op in ops if op in wanted]
 
 
-def owned_once(owned: Owned) -> Callable[[Context, Op], list[Any]]:
+def owned_once(owned: Owned) -> Callable[[Context, Op], list[tf.Tensor | None]]:
     """Returns what emits an update of those variables alone that a device owns."""
 
     def branch_of(op: Op, name: str) -> list[Op]:
@@ -126,7 +126,7 @@ def owned_once(owned: Owned) -> Callable[[Context, Op], list[Any]]:
         ops, _ = flatten(graph, {id(tensor): value for tensor, value in pairs})
         return closure(ops, owned, has_scalars=True)
 
-    def once(context: Context, op: Op) -> list[Any]:
+    def once(context: Context, op: Op) -> list[tf.Tensor | None]:
         if all(value in owned.updated for value in _states(op)):
             return context.once(op)
         if op.type not in CONDITIONS:
@@ -268,7 +268,7 @@ class MirroredMeeting:
             sums = dict(enumerate(everywhere))
 
         def context_of(k: int, piece: _Piece) -> Context:
-            def find(value: Value, need: Need) -> Any:
+            def find(value: Value, need: Need) -> tf.Tensor:
                 if value in self._copied:
                     return self._copies.of(self._copied[value])[k].handle
                 if value in sums[k]:
@@ -284,19 +284,19 @@ class MirroredMeeting:
         copies = self._copies
         for k, piece in self._pieces.items():
             changed = dict.fromkeys(v for op in piece.ops if _assigns(op) for v in _states(op))
-            own = [
+            parameters = [
                 copies.of(self._copied[value])
                 for value in changed
                 if value in piece.owned.updated and copies.is_sent(self._copied[value])
             ]
             # Reads stand behind the update in the graph, so they see the new values.
             with tf.device(copies.devices[k]):
-                values = [variables[k].read_value() for variables in own]
+                values = [variables[k].read_value() for variables in parameters]
             others = [device for device in copies.devices if device != copies.devices[k]]
             arrived = spread(values, copies.devices[k], others, packed=copies.packed)
             for j, device in enumerate(copies.devices):
                 with tf.device(device):
-                    for variables, value in zip(own, arrived.get(device, ()), strict=False):
+                    for variables, value in zip(parameters, arrived.get(device, ()), strict=False):
                         variables[j].assign(value, read_value=False)
 
     def _read_copies(self, run: Run, ops: Sequence[Op]) -> None:

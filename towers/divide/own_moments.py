@@ -11,12 +11,13 @@ average of the towers' statistics, or tower 0's.
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
-from towers.divide.facts import EACH, ONCE, OWN, SIZE, WHOLE, Each, Op
+from towers.divide.context import Context
+from towers.divide.facts import EACH, ONCE, OWN, SIZE, WHOLE, Each, Op, Tensors
 from towers.divide.flat import MARKER
 from towers.machine.keras_internals import all_layers, moments_of, moments_replaced
 
@@ -28,7 +29,7 @@ class Marked(NamedTuple):
     """Describes a marker: how many results it has, and what computes them of its other inputs."""
 
     num_results: int
-    compute: Callable[..., list[tf.Tensor]]
+    compute: Callable[..., Tensors]
 
 
 @contextmanager
@@ -49,28 +50,30 @@ def marking(model: keras.Model) -> Iterator[dict[str, Marked]]:
 def _marked(original: Moments, markers: dict[str, Marked]) -> Moments:
     """Returns moments that are marked, with their gradient."""
 
-    def forward(x: tf.Tensor, *mask: tf.Tensor) -> list[tf.Tensor]:
+    def forward(x: tf.Tensor, *mask: tf.Tensor) -> Tensors:
         return list(original(x, *(mask or (None,))))
 
-    def backward(of_mean: tf.Tensor, of_variance: tf.Tensor, *inputs: tf.Tensor) -> list[tf.Tensor]:
+    def backward(of_mean: tf.Tensor, of_variance: tf.Tensor, *inputs: tf.Tensor) -> Tensors:
         # No tape records while a tower's function is traced.
         return tf.gradients(forward(*inputs), [inputs[0]], [of_mean, of_variance])
 
-    def mark(compute: Callable[..., list[tf.Tensor]], inputs: list[tf.Tensor]) -> list[tf.Tensor]:
+    def mark(compute: Callable[..., Tensors], inputs: Tensors) -> Tensors:
         results = compute(*inputs)
         name = f"{MARKER}{next(_numbers)}"
         markers[name] = Marked(len(results), compute)
         return tf.identity_n([*results, *inputs], name=name)[: len(results)]
 
-    def moments(inputs: tf.Tensor, mask: Any = None) -> Any:
+    def moments(inputs: tf.Tensor, mask: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
         @tf.custom_gradient
-        def marked(*given: tf.Tensor) -> Any:
-            def gradient(*sums: tf.Tensor) -> list[Any]:
+        def marked(*given: tf.Tensor) -> tuple[tuple[tf.Tensor, ...], Callable]:
+            def gradient(*sums: tf.Tensor) -> list[tf.Tensor | None]:
                 return [*mark(backward, [*sums, *given]), *(None for _ in given[1:])]
 
             return tuple(mark(forward, [*given])), gradient
 
-        found: Any = marked(inputs) if mask is None else marked(inputs, mask)
+        found: tuple[tf.Tensor, tf.Tensor] = (
+            marked(inputs) if mask is None else marked(inputs, mask)
+        )
         return found
 
     return moments
@@ -81,21 +84,21 @@ def each_of(op: Op, markers: Mapping[str, Marked]) -> Each | None:
     marker = markers.get(op.source.name.rpartition("/")[2]) if op.type == "IdentityN" else None
     if marker is None:
         return None
-    given = op.inputs[marker.num_results :]
+    inputs = op.inputs[marker.num_results :]
     # A value that is there once, such as a mask of constants, has no rows of the tower.
-    if any(value.fact.kind not in ("rows", "part") for value in given):
+    if any(value.fact.kind not in ("rows", "part") for value in inputs):
         return None
-    is_forward = all(value.fact.kind == "rows" for value in given)
+    is_forward = all(value.fact.kind == "rows" for value in inputs)
     if is_forward:
         facts = [EACH] * marker.num_results
     else:
-        facts = [given[-1].fact]
-    rest = [value.fact for value in given]
+        facts = [inputs[-1].fact]
+    rest = [value.fact for value in inputs]
 
-    def emit(context: Any, op: Op, values: list[Any]) -> list[Any]:
+    def emit(context: Context, op: Op, values: Tensors) -> Tensors:
         return [*marker.compute(*values), *values]
 
-    return Each([(value, OWN) for value in given], [*facts, *rest], emit)
+    return Each([(value, OWN) for value in inputs], [*facts, *rest], emit)
 
 
 def elementwise(op: Op) -> Each | None:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from towers.divide.facts import PART, SIZE, Op, Value, rows
+from towers.divide.facts import PART, SIZE, Op, Tensors, Value, rows
 from towers.divide.products import FACTORS
 
 _JOINED = ("Add", "AddN", "AddV2", "Pack", "Sub")  # linear in all inputs together
@@ -29,12 +29,12 @@ class Parts(NamedTuple):
     """Holds what each of T towers adds to a value: terms of a sum, or rows along axis 0."""
 
     are_rows: bool
-    values: list[Any]
+    values: Tensors
 
 
 def parts_of(
-    value: Value, real_parts: Callable[[Value], list[Any]], whole: Callable[[Value], Any],
-    copy: Callable[[Op, Sequence[Any]], list[Any]], shares: Sequence[Any],
+    value: Value, real_parts: Callable[[Value], Tensors], whole: Callable[[Value], tf.Tensor],
+    copy: Callable[[Op, Sequence[tf.Tensor]], Tensors], shares: Sequence[tf.Tensor],
 ) -> Parts | None:  # fmt: skip
     """Returns the towers' parts of a value; None if it was computed once from rows of all towers.
 
@@ -44,10 +44,10 @@ def parts_of(
     operation on inputs. shares: T float64.
     """
 
-    def same(value: Value) -> list[Any]:
+    def same(value: Value) -> Tensors:
         return [whole(value)] * len(shares)
 
-    def terms(value: Value) -> list[Any] | None:
+    def terms(value: Value) -> Tensors | None:
         """Returns what each tower adds to a value, or None."""
         op = value.op
         if value.fact == PART:
@@ -57,15 +57,15 @@ def parts_of(
             return [each * tf.cast(share, each.dtype) for each, share in pairs]
         # Only linear operations make parts of parts.
         if op.type in _JOINED:
-            given = [terms(each) for each in op.inputs]
+            inputs = [terms(each) for each in op.inputs]
         elif op.type in _LINEAR and _follows_from_rows(op.inputs[0]):
-            given = [terms(op.inputs[0]), *map(same, op.inputs[1:])]
+            inputs = [terms(op.inputs[0]), *map(same, op.inputs[1:])]
         elif op.type == "Mul":
-            given = [same(op.inputs[0]), terms(op.inputs[1])]
+            inputs = [same(op.inputs[0]), terms(op.inputs[1])]
         else:
             return None
-        known = [each for each in given if each is not None]
-        if len(known) < len(given):
+        known = [each for each in inputs if each is not None]
+        if len(known) < len(inputs):
             return None
         return [copy(op, each)[0] for each in zip(*known, strict=True)]
 
@@ -83,14 +83,14 @@ def parts_of(
 
 def leaves(value: Value) -> list[Value]:
     """Returns the values of the trace that `parts_of` reads."""
-    found: list[Value] = []
+    values: list[Value] = []
 
-    def record(value: Value) -> list[Any]:
-        found.append(value)
+    def record(value: Value) -> Tensors:
+        values.append(value)
         return []
 
     parts_of(value, record, record, lambda op, inputs: [], [])  # of no tower
-    return found
+    return values
 
 
 def _follows_from_rows(value: Value) -> bool:
@@ -106,7 +106,7 @@ def _follows_from_rows(value: Value) -> bool:
     return False
 
 
-def tower_gradients(gradient: Gradient, parts: Any) -> list[Any] | None:
+def tower_gradients(gradient: Gradient, parts: Any) -> Tensors | None:
     """Returns T towers' parts of a gradient of `plain_gradients`, or None if there are none."""
     if not isinstance(gradient, tuple):
         if parts is None or parts.are_rows:
@@ -118,11 +118,11 @@ def tower_gradients(gradient: Gradient, parts: Any) -> list[Any] | None:
     return [tf.IndexedSlices(*pair) for pair in zip(values.values, indices.values, strict=True)]
 
 
-def plain_gradients(gradients: Sequence[Any]) -> list[Any]:
+def plain_gradients(gradients: Sequence[tf.Tensor | tf.IndexedSlices | None]) -> list[Gradient]:
     """Returns gradients in which slices are tuples (values, indices)."""
     return [(g.values, g.indices) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
 
 
-def as_slices(gradients: Sequence[Any]) -> list[Any]:
+def as_slices(gradients: Sequence[Gradient]) -> list[tf.Tensor | tf.IndexedSlices | None]:
     """Returns gradients of `plain_gradients` in which tuples are tf.IndexedSlices again."""
     return [tf.IndexedSlices(*g) if isinstance(g, tuple) else g for g in gradients]

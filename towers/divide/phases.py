@@ -10,7 +10,6 @@ Even numbers are stages in the towers, odd ones are meetings on the parameter de
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -33,30 +32,30 @@ def phases_of(ops: Sequence[Op]) -> Phases:
     phase_of: dict[Op, int] = {}
     # Operations that no tower waits for run in the last meeting: no stage waits for an update.
     for op in run:
-        if op.each is not None or op in awaited:
-            in_towers = op.each is not None
-            earliest = max([0 if in_towers else -1, *(phase_of[other] for other in before[op])])
+        if op.in_towers is not None or op in awaited:
+            is_in_towers = op.in_towers is not None
+            earliest = max([0 if is_in_towers else -1, *(phase_of[other] for other in before[op])])
             earliest = max([earliest, *_met(op, phase_of)])
             # Towers have even phases and meetings odd ones: take the next one of the right kind.
-            phase_of[op] = earliest + (earliest % 2 == in_towers)
+            phase_of[op] = earliest + (earliest % 2 == is_in_towers)
     last = max([-1, *(phase + (phase % 2 == 0) for phase in phase_of.values())])
     phases: Phases = defaultdict(list)
     for op in run:
         phases[phase_of.get(op, last)].append(op)
-    assert all((op.each is None) == phase % 2 for phase, group in phases.items() for op in group)
+    assert all((op.in_towers is None) == k % 2 for k, group in phases.items() for op in group)
     return phases
 
 
 def is_made_where_read(op: Op) -> bool:
     """Returns whether the results are sizes, which every reader makes for itself."""
-    return op.each is not None and op.each.facts[0] == SIZE and not op.each.needs
+    return op.in_towers is not None and op.in_towers.facts[0] == SIZE and not op.in_towers.needs
 
 
 def _met(op: Op, phase_of: dict[Op, int]) -> Iterable[int]:
     """Returns the phases in which an operation can have what it reads."""
     for value, need in reads(op):
         made = phase_of.get(value.op, -1)
-        is_whole = op.each is None or need != OWN and value.fact not in (ONCE, SIZE)
+        is_whole = op.in_towers is None or need != OWN and value.fact not in (ONCE, SIZE)
         yield made + 1 if made % 2 == 0 and is_whole else made  # towers meet
 
 
@@ -67,8 +66,8 @@ def states_before(ops: Iterable[Op]) -> dict[Op, list[Op]]:
     call Python.
     """
     before: dict[Op, list[Op]] = defaultdict(list)
-    changed: dict[Any, Op] = {}  # what has changed a state last
-    used: dict[Any, list[Op]] = defaultdict(list)  # what has read it since
+    changed: dict[Value | None, Op] = {}  # what has changed a state last
+    used: dict[Value | None, list[Op]] = defaultdict(list)  # what has read it since
     for op in ops:
         states: list[Value | None] = [v for v in op.inputs if v.dtype == tf.resource]
         changes = has_effects(op)
@@ -87,7 +86,7 @@ def _awaited(ops: Sequence[Op], before: dict[Op, list[Op]]) -> set[Op]:
     """Returns the operations whose results or effects some operation of the towers needs."""
     awaited: set[Op] = set()
     for op in reversed(ops):
-        if op.each is not None or op in awaited:
+        if op.in_towers is not None or op in awaited:
             awaited.update(before[op])
             awaited.update(value.op for value, _ in reads(op))
     return awaited

@@ -12,10 +12,9 @@ stage. The towers of a device group run as a pipeline, in the order of `in_order
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
 
 from towers.divide.context import reads
-from towers.divide.facts import SIZE, Op, Value
+from towers.divide.facts import SIZE, Op, Tensors, Value
 from towers.divide.phases import is_made_where_read
 from towers.divide.run import Run
 from towers.divide.stages import Stage
@@ -39,11 +38,11 @@ def levels_of(ops: Sequence[Op], num_stages: int) -> dict[Op, int]:
 
     ops: all operations of a step, in an order that they can run in.
     """
-    in_towers = [op for op in ops if op.each is not None and not is_made_where_read(op)]
+    in_towers = [op for op in ops if op.in_towers is not None and not is_made_where_read(op)]
     levels: dict[Op, int] = {}
     for op in in_towers:
         known = [value for value, _ in reads(op) if value.op in levels]
-        found = [levels[value.op] for value in known]
+        input_levels = [levels[value.op] for value in known]
         is_backward, stages = _BACKWARD in op.path, list(map(int, _STAGE.findall(op.path)[-1:]))
         if is_backward and not stages:
             stages = [
@@ -53,8 +52,9 @@ def levels_of(ops: Sequence[Op], num_stages: int) -> dict[Op, int]:
             ]  # fmt: skip
         if is_backward:
             stages = [2 * (num_stages - 1) - stage for stage in stages]
-        if found or stages and not is_backward:  # a loop reads empty lists that its gradient made
-            levels[op] = max([*found, *stages])
+        # A loop also reads empty lists that its gradient made, which have no level.
+        if input_levels or stages and not is_backward:
+            levels[op] = max([*input_levels, *stages])
     first_read: dict[Op, int] = {}
     for op in reversed(in_towers):
         if op not in levels:  # without a reader, it is a part of the loss or of a metric
@@ -97,7 +97,7 @@ class Pipeline:
 
     def call(self, run: Run) -> None:
         """Computes the results of each tower."""
-        machine, received = run.machine, dict[int, Sequence[Sequence[Any]]]()
+        machine, received = run.machine, dict[int, list[Tensors]]()
         groups = [self._stages.groups[first] for first in machine.devices]
         num_stages = self._stages.num_stages
         for level, piece in self._pieces.items():
@@ -114,10 +114,10 @@ def _with_pairs(ops: Sequence[Op], made_by: Mapping[Value, int]) -> list[Op]:
 
     made_by: the values of all pieces.
     """
-    found: dict[Op, None] = {}
+    piece: dict[Op, None] = {}
     for op in ops:
         for value in op.inputs:
             if _PAIRED.get(op.type) == value.op.type and value in made_by:
-                found[value.op] = None  # computed again
-        found[op] = None
-    return list(found)
+                piece[value.op] = None  # computed again
+        piece[op] = None
+    return list(piece)

@@ -8,7 +8,7 @@ import functools
 from collections import namedtuple
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -18,7 +18,7 @@ from towers.divide.tower_step import TowerStep
 from towers.machine import hang
 from towers.machine.devices import HOST
 from towers.step.checks import check_rows
-from towers.step.sharding import BatchValues, shard_batch
+from towers.step.sharding import Placed, shard_batch
 from towers.step.structures import (
     Structure,
     any_rows,
@@ -29,6 +29,8 @@ from towers.step.structures import (
     packed,
 )
 
+
+_Element = TypeVar("_Element")  # a global batch
 
 # A global batch, and its shards on their devices or None: arguments of `TowerStep.train_batch`.
 Batch = namedtuple("Batch", ["x", "y", "placed"])
@@ -57,7 +59,7 @@ _placing: dict[str, Callable] = {}  # by structure and devices, shared by all st
 
 
 def _place_all(
-    specs: BatchValues,
+    specs: Structure,
     num_towers: int,
     devices: Mapping[int, str],
     groups: Mapping[str, Sequence[str]],
@@ -78,7 +80,7 @@ def _place_all(
 
 
 def prefetched(
-    step: TowerStep, batches: Iterable[Any], *, to_devices: bool | None = None
+    step: TowerStep, batches: Iterable[Structure], *, to_devices: bool | None = None
 ) -> Iterator[Any]:
     """Yields each batch with its shards copied to their devices while the step before it runs.
 
@@ -105,7 +107,9 @@ def prefetched(
             yield WeightedBatch(x, y, sample_weight, placed)
 
 
-def placed_ahead(machine: Machine | None, elements: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
+def placed_ahead(
+    machine: Machine | None, elements: Iterable[_Element]
+) -> Iterator[tuple[_Element, Placed]]:
     """Yields (element, its shards on their devices); the next one is placed at the same time.
 
     machine: None yields (element, None).
@@ -121,7 +125,7 @@ def placed_ahead(machine: Machine | None, elements: Iterable[Any]) -> Iterator[t
             yield pair
 
 
-def _reading(batches: Iterator[Any]) -> Iterator[Any]:
+def _reading(batches: Iterator[_Element]) -> Iterator[_Element]:
     """Yields each batch; marks the wait for it as reading, for the check for hanging runs."""
     while True:
         with hang.within("reading data"):

@@ -9,12 +9,11 @@ The graph is imported once for each probe. No kernel runs but for small integers
 
 from collections.abc import Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.facts import Op, Value
+from towers.divide.facts import Op, Shapes, Value
 from towers.machine.tensorflow_internals import COLOCATION, evaluated
 
 ROWS = (10080, 20160, 12, 10080)  # 10080 has many divisors: steps may reshape rows into groups
@@ -38,7 +37,7 @@ def rows_each(dim: Dim) -> int | None:
     return None
 
 
-def is_fixed(dim: Sequence[Any]) -> bool:
+def is_fixed(dim: Sequence[object]) -> bool:
     """Returns whether a size does not depend on the number of rows."""
     return len(set(dim[:3])) == 1
 
@@ -56,7 +55,7 @@ class Probes:
         self.values = cache(self._values)
         self.formula = cache(self._formula)
 
-    def feed(self, value: Value, shapes: Sequence[Any] | None) -> None:
+    def feed(self, value: Value, shapes: Shapes | None) -> None:
         """Adds a value that is not computed here; shapes: one for each probe, or None."""
         known = [None] * len(ROWS) if shapes is None else shapes
         self._shapes[value] = [tf.TensorShape(shape) for shape in known]
@@ -164,24 +163,24 @@ class Probes:
             node.input[:] = [names.get(value, value.name) for value in op.inputs]
             for attribute in (COLOCATION, "_output_shapes"):
                 node.attr.pop(attribute, None)
-        known = [value for value in outside if value in self._tensors]
+        computed = [value for value in outside if value in self._tensors]
         self._num_imports += 1  # names in a graph must differ, also after an import that failed
-        found = []
+        imported = []
         for k, graph in enumerate(graphs):
             mine = tf.compat.v1.GraphDef(node=[self._fed(v, k, name) for v, name in names.items()])
             mine.MergeFrom(definition)
             mine.versions.producer = tf.version.GRAPH_DEF_VERSION  # else [] is an unknown shape
-            feeds = {value.name: self._tensors[value][k] for value in known}
+            feeds = {value.name: self._tensors[value][k] for value in computed}
             results, name = [value.name for value in outputs], f"import_{self._num_imports}"
             with graph.as_default():
                 try:
                     tensors = tf.graph_util.import_graph_def(mine, feeds, results, name=name)
                 except (ValueError, tf.errors.InvalidArgumentError):
                     return None
-            found.append(tensors or [])
-        return found
+            imported.append(tensors or [])
+        return imported
 
-    def _fed(self, value: Value, k: int, name: str) -> Any:
+    def _fed(self, value: Value, k: int, name: str) -> tf.compat.v1.NodeDef:
         """Returns the node of a value that no graph computes, at probe k."""
         node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
         node.attr["dtype"].type = value.dtype.as_datatype_enum
@@ -208,14 +207,14 @@ class Probes:
             return found[0]
         return None
 
-    def _values(self, value: Value) -> list[Any] | None:
+    def _values(self, value: Value) -> list[np.ndarray] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
         if value not in self._tensors:
             numbers = self._numbers.get(value)
             if numbers is None:
                 return None
             return [np.array(number) for number in numbers]
-        found = []
+        arrays = []
         for tensor in self._tensors[value]:
             if (tensor.shape.num_elements() or 0) > _LARGEST:
                 return None
@@ -223,26 +222,26 @@ class Probes:
             constant = evaluated(tensor) if constant is None else constant
             if constant is None:
                 return None
-            found.append(constant)
-        return found
+            arrays.append(constant)
+        return arrays
 
-    def const(self, value: Value) -> Any:
+    def const(self, value: Value) -> np.ndarray | None:
         """Returns an integer tensor that is the same at all probes, or None."""
         found = self.values(value)
         if found is None or any(not np.array_equal(found[0], other) for other in found[1:]):
             return None
         return found[0]
 
-    def _formula(self, value: Value) -> tuple[Any, Any] | None:
+    def _formula(self, value: Value) -> tuple[np.ndarray, np.ndarray] | None:
         """Returns arrays (a, b) if an integer tensor is a + b * the number of rows, or None."""
-        found = self.values(value)
-        if found is None or value.dtype not in (tf.int32, tf.int64):
+        arrays = self.values(value)
+        if arrays is None or value.dtype not in (tf.int32, tf.int64):
             return None
-        if len({array.shape for array in found}) > 1:
+        if len({array.shape for array in arrays}) > 1:
             return None
-        slope, remainder = np.divmod(found[1] - found[0], ROWS[1] - ROWS[0])
-        start = found[0] - slope * ROWS[0]
-        is_linear = not remainder.any() and np.array_equal(start + slope * ROWS[2], found[2])
+        slope, remainder = np.divmod(arrays[1] - arrays[0], ROWS[1] - ROWS[0])
+        start = arrays[0] - slope * ROWS[0]
+        is_linear = not remainder.any() and np.array_equal(start + slope * ROWS[2], arrays[2])
         if is_linear:
             return (start, slope)
         return None

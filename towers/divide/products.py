@@ -21,15 +21,15 @@ def multiply_sums(ops: Sequence[Op]) -> None:
     """
     read_in_towers: set[Value] = set()
     for op in reversed(ops):
-        if op.each is None:
+        if op.in_towers is None:
             continue
-        is_sum = set(op.each.facts) <= {PART, ONCE}
+        is_sum = set(op.in_towers.facts) <= {PART, ONCE}
         is_known = {value.fact for value in op.inputs} <= {PART, ONCE, SIZE}  # in all towers alike
         # A product is moved only if every tower multiplies by the same whole value.
         is_moved = op.type in (*FACTORS, "Identity") and is_sum and is_known
         if is_moved and read_in_towers.isdisjoint(op.outputs):
-            op.each = None
+            op.in_towers = None
             for value in op.outputs:
                 value.fact = ONCE
         else:
-            read_in_towers |= {value for value, need in op.each.needs if need != WHOLE}
+            read_in_towers |= {value for value, need in op.in_towers.needs if need != WHOLE}

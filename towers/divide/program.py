@@ -2,8 +2,7 @@
 
 import functools
 import hashlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -28,13 +27,15 @@ def program_digest(graph: tf.Graph) -> str:
         results = [found.ret[argument.name] for argument in found.signature.output_arg]
         return _digest(_lines(found.node_def, arguments, results))
 
-    def of_value(value: Any) -> str:
+    def of_value(value: tf.compat.v1.AttrValue) -> str:
         called = [value.func, *value.list.func]
         if names := [each.name for each in called if each.name in functions]:
             return " ".join(map(of_function, names))
         return str(value.SerializeToString(deterministic=True))
 
-    def _lines(nodes: Iterable[Any], arguments: Sequence[str], results: Sequence[str]) -> Any:
+    def _lines(
+        nodes: Iterable[tf.compat.v1.NodeDef], arguments: Sequence[str], results: Sequence[str]
+    ) -> Iterator[str]:
         """Yields a text for each operation, with the places of its inputs, and the results."""
         nodes = list(nodes)
         place = {name: str(i) for i, name in enumerate([*arguments, *(n.name for n in nodes)])}

@@ -138,7 +138,7 @@ def _causes(ops: Iterable[Op], probes: Probes) -> dict[Op, Op]:
     """Returns the operations that have rows and run once, each with the first one before it."""
     causes: dict[Op, Op] = {}
     for op in ops:
-        if op.each is None and op.type not in _CHEAP:
+        if op.in_towers is None and op.type not in _CHEAP:
             read = _rows_read(op, causes, probes)
             before = [value.op for value in read if value.op in causes]
             if read:

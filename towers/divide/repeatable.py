@@ -8,8 +8,7 @@ Only loops, conditions and functions that run once are changed here. In towers t
 operation by operation.
 """
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, MutableSequence
 
 import tensorflow as tf
 
@@ -71,7 +70,7 @@ def warn_of_unordered_sums(graph: tf.Graph) -> None:
             )
 
 
-def in_order(operation: tf.Operation) -> dict[str, Any]:
+def in_order(operation: tf.Operation) -> dict[str, tf.compat.v1.AttrValue]:
     """Returns other attributes for a loop, a condition or a call, which give it an order.
 
     The functions in them get new names, because a function's name stands for one definition in the
@@ -100,9 +99,9 @@ def in_order(operation: tf.Operation) -> dict[str, Any]:
     return {name: called.attr[name] for name in changed if name in called.attr}
 
 
-def _order_sums(nodes: Any) -> None:
+def _order_sums(nodes: MutableSequence[tf.compat.v1.NodeDef]) -> None:
     """Splits sums in a function into sums of two."""
-    ordered: list[Any] = []
+    ordered: list[tf.compat.v1.NodeDef] = []
     for node in nodes:
         values = [name for name in node.input if not name.startswith("^")]
         if node.op not in SUMS or len(values) < 3:
@@ -126,7 +125,7 @@ def _order_sums(nodes: Any) -> None:
         nodes.extend(copies)
 
 
-def _references(node: Any) -> Iterator[Any]:
+def _references(node: tf.compat.v1.NodeDef) -> Iterator[tf.compat.v1.NameAttrList]:
     """Yields the attributes of an operation that name functions."""
     for value in node.attr.values():
         if value.HasField("func"):

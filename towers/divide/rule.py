@@ -57,7 +57,7 @@ class Look:
         """Returns the value of an integer input that no batch size changes, or None."""
         return self.probes.const(self.inputs[i])
 
-    def values(self, i: int) -> list[Any] | None:
+    def values(self, i: int) -> list[np.ndarray] | None:
         """Returns the values of an integer input at the probes, or None."""
         return self.probes.values(self.inputs[i])
 
@@ -160,7 +160,9 @@ def batches(look: Look, indices: Sequence[int], fact: Fact = FIRST) -> Each | No
     return look.each([rows_of(0) if i in indices else WHOLE for i in range(len(facts))], fact)
 
 
-def contract(look: Look, terms: Sequence[Sequence[Any]], result: Sequence[Any]) -> Each | None:
+def contract(
+    look: Look, terms: Sequence[Sequence[object]], result: Sequence[object]
+) -> Each | None:
     """Answers for a product of tensors, given the labels of their axes, as in Einsum.
 
     A label in the result keeps its rows; a label that is summed over makes parts. A tensor with
@@ -180,6 +182,6 @@ def contract(look: Look, terms: Sequence[Sequence[Any]], result: Sequence[Any]) 
     return look.each(needs, rows(result.index(label)) if label in result else PART)
 
 
-def kept_axes(dims: Dims, axes: Any) -> set[int]:
+def kept_axes(dims: Dims, axes: np.ndarray | Sequence[int]) -> set[int]:
     """Returns axes, which may be negative or a single one, as non-negative integers."""
     return {int(axis) % len(dims) for axis in np.atleast_1d(axes)}

@@ -10,12 +10,11 @@ the same phases.
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from towers.divide.context import Context, Place, open_shape
-from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Value
+from towers.divide.facts import EACH, ONCE, OWN, PART, WHOLE, Need, Tensors, Value
 from towers.divide.machines import Machine
 from towers.machine.devices import HOST
 from towers.step.averaging import Tree, add_tree
@@ -33,17 +32,17 @@ class Run:
     """
 
     def __init__(
-        self, machine: Machine, given: Mapping[Value, Any], batch: Sequence[Value],
-        placed: Sequence[Sequence[Any]] | None,
+        self, machine: Machine, inputs: Mapping[Value, tf.Tensor], batch: Sequence[Value],
+        placed: Sequence[Sequence[tf.Tensor]] | None,
     ) -> None:  # fmt: skip
         """
-        batch: the given values that have the rows of the batch. placed: for each of this
+        batch: the inputs that have the rows of the batch. placed: for each of this
             worker's towers, its rows of them, on its device; None: the batch is split here.
         """
-        self.machine, self._given = machine, dict(given)
+        self.machine, self._inputs = machine, dict(inputs)
         exchange = machine.exchange
         num_towers, local = exchange.num_towers, exchange.local_towers
-        self.total = tf.shape(given[batch[0]])[0] if batch else tf.constant(1)
+        self.total = tf.shape(inputs[batch[0]])[0] if batch else tf.constant(1)
         starts, _, self.counts = bounds(self.total, num_towers)
         # A tower without rows computes on the last row of the batch, because some kernels fail
         # without one. `Stage` and `real_parts` drop what it computes.
@@ -61,15 +60,15 @@ class Run:
         self.whole = Context(everything, self._meet, self._agree)
         # A worker that has only its rows cannot make whole values of them.
         apart = set(batch) if exchange.has_own_rows else set()
-        self.whole.values.update((v, tensor) for v, tensor in given.items() if v not in apart)
-        self.towers: list[dict[Value, Any]] = [{} for _ in self.places]
+        self.whole.values.update((v, tensor) for v, tensor in inputs.items() if v not in apart)
+        self.towers: list[dict[Value, tf.Tensor]] = [{} for _ in self.places]
         self.ends: dict[str, tf.Operation] = {}
         self.places_of: dict[Value, Sequence[str]] = {}
-        self._met: dict[Value, Any] = {}
+        self._met: dict[Value, tf.Tensor] = {}
         self._trees: dict[Value, Tree] = {}
-        self._real_parts: dict[Value, list[Any]] = {}
-        self._shards: dict[tuple[Value, int], list[Any]] = {}
-        self._sent: dict[str, dict[Value, Any]] = defaultdict(dict)  # by device
+        self._real_parts: dict[Value, Tensors] = {}
+        self._shards: dict[tuple[Value, int], Tensors] = {}
+        self._sent: dict[str, dict[Value, tf.Tensor]] = defaultdict(dict)  # by device
         assert placed is None or len(placed) == len(local), "one shard for each tower"
         for i, value in enumerate(batch if placed is not None else ()):
             self._shards[value, 0] = [shard[i] for shard in placed or ()]
@@ -81,8 +80,8 @@ class Run:
     def _meet(self, value: Value, need: Need) -> tf.Tensor:
         """Returns what the towers have as one value, on the parameter device."""
         if need == OWN or value.fact == ONCE:  # an open size, or a value that towers have alike
-            if value in self._given:
-                return self._given[value]
+            if value in self._inputs:
+                return self._inputs[value]
             return self.towers[0][value]
         if value in self.whole.values:
             return self.whole.values[value]
@@ -113,7 +112,7 @@ class Run:
             tree = self._reduce(list(map(list, zip(*own, strict=True))), devices)
             self._trees.update((value, _of(tree, i)) for i, value in enumerate(group))
 
-    def know(self, sums: Mapping[Value, Any]) -> None:
+    def know(self, sums: Mapping[Value, tf.Tensor]) -> None:
         """Takes sums that have been made already, on the parameter device."""
         self._met.update(sums)
 
@@ -134,7 +133,7 @@ class Run:
         """Returns the device on which each tower has a value."""
         return self.places_of.get(value, self.machine.devices)
 
-    def _reduce(self, values: list[list[Any]], devices: Sequence[str]) -> Tree:
+    def _reduce(self, values: list[Tensors], devices: Sequence[str]) -> Tree:
         machine = self.machine
         with tf.name_scope(f"{SUM}/"), tf.device(machine.home):
             return machine.exchange.reduce(values, devices, machine.policy, machine.home)
@@ -144,7 +143,7 @@ class Run:
         is_averaged = value.dtype.is_floating and self.machine.batch_norm != "tower0"
         return value.fact == PART or value.fact == EACH and is_averaged
 
-    def _parts(self, value: Value) -> list[Any]:
+    def _parts(self, value: Value) -> Tensors:
         """Returns what each tower adds to a sum."""
         own, weighted = self.values_for(value, OWN), []
         if value.fact == PART:
@@ -158,50 +157,50 @@ class Run:
     def _joined(self, value: Value) -> tf.Tensor:
         """Returns the rows of all towers, in order."""
         axis = value.fact.axis
-        own = self.real_parts(value)
+        parts = self.real_parts(value)
         if value.fact.kind == "blocks":
-            return self._joined_blocks(own, value.fact.num_blocks)
+            return self._joined_blocks(parts, value.fact.num_blocks)
         if self.machine.exchange.is_alone:
-            return tf.concat(own, axis)
+            return tf.concat(parts, axis)
         front = [axis, *(a for a in range(value.shape.rank or 1) if a != axis)]
-        rows = self.machine.exchange.concat([tf.transpose(part, front) for part in own])
+        rows = self.machine.exchange.concat([tf.transpose(part, front) for part in parts])
         return tf.transpose(rows, [front.index(a) for a in range(len(front))])
 
-    def _joined_blocks(self, own: list[Any], count: int) -> tf.Tensor:
+    def _joined_blocks(self, tower_rows: Tensors, count: int) -> tf.Tensor:
         """Returns the rows of all towers, in order within each of B blocks.
 
-        own: for each tower, its B * n rows.
+        tower_rows: for each tower, its B * n rows.
         """
-        front = [1, 0, *range(2, own[0].shape.rank + 1)]
+        front = [1, 0, *range(2, tower_rows[0].shape.rank + 1)]
         parts = []
-        for part in own:
+        for part in tower_rows:
             divided = tf.reshape(part, tf.concat([[count, -1], tf.shape(part)[1:]], 0))
             parts.append(tf.transpose(divided, front))  # [n, B, ...]
         joined = tf.transpose(self.machine.exchange.concat(parts), front)
         return tf.reshape(joined, tf.concat([[-1], tf.shape(joined)[2:]], 0))
 
-    def real_parts(self, value: Value) -> list[Any]:
+    def real_parts(self, value: Value) -> Tensors:
         """Returns what each tower adds to a value: no rows, if the tower has none."""
         parts = self.values_for(value, OWN)
         if value.fact == PART:
             return parts
         if value not in self._real_parts:
-            found = []
-            for t, own, place, device in zip(
+            kept = []
+            for t, part, place, device in zip(
                 self.machine.exchange.local_towers, parts, self.places, self._devices_of(value),
                 strict=True,
             ):  # fmt: skip
                 if t > 0:  # tower 0 has a row of every batch
                     with tf.device(device):
-                        shape = tf.shape(own)
+                        shape = tf.shape(part)
                         is_kept = tf.one_hot(value.fact.axis, tf.size(shape), place.has_rows, True)
-                        own = tf.slice(own, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
-                    own.set_shape(open_shape(value))  # workers exchange by the shapes they know
-                found.append(own)
-            self._real_parts[value] = found
+                        part = tf.slice(part, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
+                    part.set_shape(open_shape(value))  # workers exchange by the shapes they know
+                kept.append(part)
+            self._real_parts[value] = kept
         return self._real_parts[value]
 
-    def _agree(self, drawn: list[Any]) -> list[Any]:
+    def _agree(self, drawn: Tensors) -> Tensors:
         """Returns the chief's values; lists stay, because only what is read from them counts."""
         values = [None if value.dtype == tf.variant else value for value in drawn]
         chiefs = self.machine.exchange.broadcast(values)
@@ -209,9 +208,7 @@ class Run:
 
     # From whole values to the towers.
 
-    def values_for(
-        self, value: Value, need: Need, devices: Sequence[str] | None = None
-    ) -> list[Any]:
+    def values_for(self, value: Value, need: Need, devices: Sequence[str] | None = None) -> Tensors:
         """Returns, for each tower, a value as a stage reads it.
 
         devices: the device on which each tower reads it. Default: `Machine.devices`.
@@ -231,10 +228,10 @@ class Run:
         else:
             axis = need.axis
         if (value, axis) not in self._shards:
-            is_given = value in self._given
+            is_given = value in self._inputs
             device = HOST if is_given else self.machine.home
             if is_given:
-                whole = self._given[value]
+                whole = self._inputs[value]
             else:
                 whole = self.whole.read(value, WHOLE)
             with tf.name_scope(f"{SPLIT}/"), tf.device(device):
@@ -253,23 +250,24 @@ class Run:
         for device, found in arrived.items():
             self._sent[device].update(zip(new, found, strict=True))
 
-    def receive(self, value: Value, by_device: Mapping[str, Any]) -> None:
+    def receive(self, value: Value, by_device: Mapping[str, tf.Tensor]) -> None:
         """Takes a whole value as it is on each device."""
         for device, tensor in by_device.items():
             self._sent[device][value] = tensor
 
-    def _cut(self, whole: tf.Tensor, axis: int) -> list[tf.Tensor]:
+    def _cut(self, whole: tf.Tensor, axis: int) -> Tensors:
         """Returns each tower's rows along an axis of a value of the batch."""
         shape = tf.shape(whole)
-        each = shape[axis] // self.total
+        rows_each = shape[axis] // self.total
         at_axis = tf.one_hot(axis, tf.size(shape), True, False)
         with tf.control_dependencies([
-            tf.debugging.assert_equal(each * self.total, shape[axis], "rows of the batch")
+            tf.debugging.assert_equal(rows_each * self.total, shape[axis], "rows of the batch")
         ]):  # fmt: skip
             shards = []
             for place in self.places:
-                begin = tf.where(at_axis, each * place.start, 0)
-                shards.append(tf.slice(whole, begin, tf.where(at_axis, each * place.count, shape)))
+                begin = tf.where(at_axis, rows_each * place.start, 0)
+                size = tf.where(at_axis, rows_each * place.count, shape)
+                shards.append(tf.slice(whole, begin, size))
                 shards[-1].set_shape([None if a == axis else n for a, n in enumerate(whole.shape)])
         return shards
 

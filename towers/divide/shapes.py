@@ -1,7 +1,6 @@
 """Rules of operations that move elements: they change shapes, choose, join and repeat."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from towers.divide.probes import ROWS, is_fixed
 from towers.divide.rule import FIRST, Dims, Look, kept_axes, rule, rule_of_rows
 
 
-def _product(dims: Sequence[Any]) -> tuple[int, ...]:
+def _product(dims: Dims) -> tuple[int, ...]:
     """Returns the product of sizes at each probe."""
     ones = (1,) * len(ROWS)
     return tuple(int(np.prod(column, dtype=object)) for column in zip(ones, *dims))
@@ -117,7 +116,7 @@ def split_by_sizes(look: Look) -> Each | None:
     return _cut(look, 0, look.const(2))
 
 
-def _cut(look: Look, index: int, place: Any) -> Each | None:
+def _cut(look: Look, index: int, place: np.ndarray) -> Each | None:
     fact = look.fact(index)
     needs = [OWN if i == index else WHOLE for i in range(len(look.inputs))]
     if fact == PART:

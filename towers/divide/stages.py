@@ -1,13 +1,12 @@
 """Runs what towers compute between two meetings, within the caller's tf.function."""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 import tensorflow as tf
 
 from towers.divide.compiling import compiles, indices_are_valid, is_worth_it
 from towers.divide.context import Context, Place, open_shape, reads
-from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Value
+from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Tensors, Value
 from towers.divide.run import Run
 from towers.machine.tensorflow_internals import KEEP_WHOLE, without_xla
 
@@ -45,7 +44,7 @@ class Stage:
         for t, device in enumerate(devices):
             self.call_tower(run, t, device, received)
 
-    def receive(self, run: Run, devices: Sequence[str]) -> list[list[Any]]:
+    def receive(self, run: Run, devices: Sequence[str]) -> list[Tensors]:
         """Returns what the towers read of values from before they met, V values x T towers.
 
         devices: the device on which each tower will be called.
@@ -55,20 +54,21 @@ class Stage:
         run.places_of.update(dict.fromkeys(self._outputs, devices))
         return [run.values_for(value, need, devices) for value, need in self._received]
 
-    def call_tower(self, run: Run, t: int, device: str, received: Sequence[Sequence[Any]]) -> None:
+    def call_tower(self, run: Run, t: int, device: str, received: Sequence[Tensors]) -> None:
         """Computes the results of this worker's tower t on a device, given what all receive."""
-        machine, own = run.machine, run.towers[t]
-        given = [*(values[t] for values in received), *(own[value] for value, _ in self._passed)]
+        machine, tower_values = run.machine, run.towers[t]
+        inputs = [values[t] for values in received]
+        inputs += [tower_values[value] for value, _ in self._passed]
         tower = machine.exchange.local_towers[t]
         with tf.name_scope(f"tower_{tower}"), tf.device(device):
-            results = self._results(run, t, _in_turn(run, device, given))
+            results = self._results(run, t, _in_turn(run, device, inputs))
             if machine.policy.take_turns:
                 # Wait for an operation: inlining drops control edges from a call.
                 ends = [tf.identity(v) for v in results if v.dtype.is_floating]
                 run.ends[device] = tf.group(ends)
-        own.update(zip(self._outputs, results, strict=True))
+        tower_values.update(zip(self._outputs, results, strict=True))
 
-    def _results(self, run: Run, t: int, own: list[Any]) -> list[Any]:
+    def _results(self, run: Run, t: int, inputs: Tensors) -> Tensors:
         """Calls the function of a tower, given what it reads."""
         place, full = run.sent_places[t], run.compiled
         if (
@@ -76,8 +76,8 @@ class Stage:
             and self._compiles
             and (self._is_worth_it or not run.machine.only_loops)
         ):
-            return self._function(self._with_xla)(place, own, full[t])
-        return self._function(self._plain)(place, own)
+            return self._function(self._with_xla)(place, inputs, full[t])
+        return self._function(self._plain)(place, inputs)
 
     def _function(self, kind: Callable[[list[tf.TensorSpec]], tuple[Callable, list]]) -> Callable:
         """Returns the function of a tower, traced once for all of them.
@@ -96,7 +96,7 @@ class Stage:
     def _plain(self, specs: list[tf.TensorSpec]) -> tuple[Callable, list]:
         """Returns what a tower computes without XLA."""
 
-        def tower(place: Any, given: list[Any]) -> list[Any]:
+        def tower(place: tf.Tensor, given: Tensors) -> Tensors:
             place = _unpacked(place)
             return self._real(place, self._compute(place, given)[0])
 
@@ -105,7 +105,7 @@ class Stage:
     def _with_xla(self, specs: list[tf.TensorSpec]) -> tuple[Callable, list]:
         """Returns what a tower computes with XLA if it has a full shard, a third argument."""
 
-        def tower(place: Place, given: list[Any]) -> tuple[list[Any], Any]:
+        def tower(place: Place, given: Tensors) -> tuple[Tensors, tf.Tensor]:
             results, context = self._compute(place, given)
             return results, indices_are_valid(self._ops, context.read)
 
@@ -114,32 +114,32 @@ class Stage:
         function = tf.function(tower, autograph=False, jit_compile=True)
         traced = function.get_concrete_function(Place(scalar, scalar, scalar, flag), specs)
 
-        def full_or_not(place: Any, given: list[Any], is_full: Any) -> list[Any]:
+        def full_or_not(place: tf.Tensor, given: Tensors, is_full: tf.Tensor) -> Tensors:
             place = _unpacked(place)
             return self._real(place, chosen(is_full, traced, place, given))
 
         return full_or_not, [flag]
 
-    def _compute(self, place: Place, given: list[Any]) -> tuple[list[Any], Context]:
+    def _compute(self, place: Place, given: Tensors) -> tuple[Tensors, Context]:
         """Emits the operations of one tower; returns the values of `_outputs`, and of all."""
         found = dict(zip(self._inputs, given, strict=True))
         context = Context(place, lambda value, need: found[value, need])
         context.run(self._ops)
         return [context.values[value] for value in self._outputs], context
 
-    def _real(self, place: Place, results: list[Any]) -> list[Any]:
+    def _real(self, place: Place, results: Tensors) -> Tensors:
         """Returns results in which parts of sums are zero if the tower has no rows."""
         is_part = [value.fact == PART and value.dtype != tf.variant for value in self._outputs]
         real = iter(_if_rows(place, [part for part, told in zip(results, is_part) if told]))
         return [next(real) if told else value for value, told in zip(results, is_part)]
 
 
-def _unpacked(place: Any) -> Place:
+def _unpacked(place: tf.Tensor) -> Place:
     count, start, total, has_rows = tf.unstack(place)
     return Place(count, start, total, has_rows > 0)
 
 
-def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
+def _in_turn(run: Run, device: str, values: Tensors) -> Tensors:
     """Returns values that are ready after the last call on a device, if towers take turns."""
     if device not in run.ends:
         return values
@@ -148,25 +148,28 @@ def _in_turn(run: Run, device: str, values: list[Any]) -> list[Any]:
         return [tf.identity(value) for value in values]
 
 
-def chosen(is_compiled: Any, function: Any, place: Place, given: list[Any]) -> list[Any]:
+def chosen(
+    is_compiled: tf.Tensor, function: tf.types.experimental.ConcreteFunction, place: Place,
+    inputs: Tensors,
+) -> Tensors:  # fmt: skip
     """Returns the results of a function: compiled by XLA for full batches with valid indices.
 
     Without XLA, it raises the error of an index that is out of range.
     """
 
-    def skipped() -> tuple[list[Any], Any]:
+    def skipped() -> tuple[Tensors, tf.Tensor]:
         results, _ = function.structured_outputs
         return [tf.zeros([0] * (v.shape.rank or 0), v.dtype) for v in results], tf.constant(False)
 
-    def plain() -> list[Any]:
-        return without_xla(function, place, given)[0]  # type: ignore[no-any-return]
+    def plain() -> Tensors:
+        return without_xla(function, place, inputs)[0]  # type: ignore[no-any-return]
 
     # Two conditions in turn, not one in the other: TensorFlow prepares each call of `plain`.
-    results, is_done = tf.cond(is_compiled, lambda: function(place, given), skipped)
+    results, is_done = tf.cond(is_compiled, lambda: function(place, inputs), skipped)
     return tf.nest.flatten(tf.cond(is_done, lambda: results, plain))  # type: ignore[no-any-return]
 
 
-def _if_rows(place: Place, parts: list[Any]) -> list[Any]:
+def _if_rows(place: Place, parts: Tensors) -> Tensors:
     """Returns parts of sums; zeros if the tower has no rows.
 
     A condition copies nothing, and a selection takes less time for small tensors.
@@ -175,7 +178,7 @@ def _if_rows(place: Place, parts: list[Any]) -> list[Any]:
         i: part for i, part in enumerate(parts) if (part.shape.num_elements() or _LARGE) >= _LARGE
     }
 
-    def zeros() -> dict[int, Any]:
+    def zeros() -> dict[int, tf.Tensor]:
         return {i: tf.zeros_like(part) for i, part in large.items()}
 
     kept = tf.cond(place.has_rows, lambda: large, zeros) if large else {}

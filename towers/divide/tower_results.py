@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.parts import Parts, as_slices, tower_gradients
+from towers.divide.parts import Gradient, Parts, as_slices, tower_gradients
 from towers.step.averaging import Values
 from towers.step.errors import NonFiniteError, are_finite, nonfinite_error
 from towers.step.exchange import Exchange
@@ -15,7 +15,7 @@ from towers.step.noise_scale import NoiseMetric, squared_norm
 
 
 def towers_finite(
-    loss: tf.Tensor, gradients: Sequence[Any], loss_parts: Parts | None, parts: Sequence[Any],
+    loss: tf.Tensor, gradients: Sequence[Gradient], loss_parts: Parts | None, parts: Sequence[Any],
     devices: Sequence[str],
 ) -> list[tf.Tensor]:  # fmt: skip
     """Returns [1 + V] bool of each tower: whether its part of loss and gradients is finite.
@@ -27,15 +27,15 @@ def towers_finite(
     if loss_parts is not None:
         losses = loss_parts.values
     divided = [tower_gradients(*pair) for pair in zip(gradients, parts, strict=True)]
-    found = []
+    finite = []
     for t, device in enumerate(devices):
         own: Values = []
         for each, gradient in zip(divided, as_slices(gradients), strict=True):
             whole = gradient if t == 0 else None
             own.append(whole if each is None else each[t])
         with tf.device(device):
-            found.append(are_finite(losses[t], own))
-    return found
+            finite.append(are_finite(losses[t], own))
+    return finite
 
 
 def error_of(
@@ -57,7 +57,7 @@ def error_of(
 
 
 def measure_noise(
-    metric: NoiseMetric, exchange: Exchange, gradients: Sequence[Any], parts: Sequence[Any],
+    metric: NoiseMetric, exchange: Exchange, gradients: Sequence[Gradient], parts: Sequence[Any],
     sizes: tf.Tensor, loss_scale: tf.Tensor,
 ) -> None:  # fmt: skip
     """Updates the noise scale with the gradients that towers have parts of.
@@ -68,14 +68,14 @@ def measure_noise(
     """
     divided = [tower_gradients(*pair) for pair in zip(gradients, parts, strict=True)]
     pairs = zip(divided, as_slices(gradients), strict=True)
-    kept = [(each, gradient) for each, gradient in pairs if each is not None]
+    kept = [(tower_parts, gradient) for tower_parts, gradient in pairs if tower_parts is not None]
     if not kept:
         raise ValueError(
             "noise_scale: all gradients were computed once, from the rows of all towers, so no "
             "tower has a part of them. Leave noise_scale out."
         )
     num_local = len(kept[0][0])
-    norms = [squared_norm([each[t] for each, _ in kept]) for t in range(num_local)]
+    norms = [squared_norm([tower_parts[t] for tower_parts, _ in kept]) for t in range(num_local)]
     whole = squared_norm([gradient for _, gradient in kept])
     norms = exchange.all_gather(norms)
     metric.update_state(tf.stack(norms) / loss_scale**2, sizes, whole / loss_scale**2)

@@ -1,7 +1,7 @@
 """Trains a model in a custom loop, on a step that is traced once and divided among towers."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -27,6 +27,7 @@ from towers.step.exchange import make_exchange
 from towers.step.metrics import BatchMetrics
 from towers.step.noise_scale import NoiseMetric
 from towers.step.placement import Placement
+from towers.step.raw_variables import RawVariable
 from towers.step.sharding import BatchValues, Placed, rows_of_towers
 from towers.step.state import variables_device
 from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
@@ -107,7 +108,7 @@ class TowerStep:
     @names_checked
     def __init__(
         self, model: keras.Model, optimizer: keras.optimizers.Optimizer | str = COMPILED,
-        loss: Any = COMPILED, *, loss_weights: Any = None, metrics: Any = None,
+        loss: object = COMPILED, *, loss_weights: object = None, metrics: object = None,
         devices: Sequence[str] | None = None, num_towers: int | None = None,
         batch_norm: str | None = None, nonfinite: str = "apply",
         jit_compile: bool | str = COMPILED, strategy: str = "parameter_server",
@@ -161,8 +162,8 @@ class TowerStep:
             self._twin, self.trainable_variables, self._machine, nonfinite=nonfinite,
             noise=self.noise, metrics=self.metrics,
         )  # fmt: skip
-        self._functions: dict[str, Any] = {}  # by method and the batch's structure
-        self.traces: list[Any] = []
+        self._functions: dict[str, Callable] = {}  # by method and the batch's structure
+        self.traces: list[tf.types.experimental.ConcreteFunction] = []
 
     def _machine(self, name: str) -> Machine:
         return self.machine.compiling(self.uses_xla, self.full_batch, name)
@@ -253,7 +254,7 @@ class TowerStep:
         return list({id(v): v for v in found}.values())
 
     @property
-    def unlisted_variables(self) -> list[Any]:
+    def unlisted_variables(self) -> list[RawVariable]:
         """Returns variables that the model uses but Keras does not list; found while tracing."""
         listed = [*self.model.variables, *self.optimizer.variables, *self.metrics.variables]
         return self.steps.divided["train"].unlisted(listed)
@@ -337,7 +338,7 @@ class TowerStep:
         with watched(self.cluster, phase), first_error(undivided):
             return self._functions[key](tensors, placed)
 
-    def _prepare(self, name: str, specs: BatchValues) -> None:
+    def _prepare(self, name: str, specs: Structure) -> None:
         """Traces a step of Keras for specs of a batch, with the first `trainable` flags."""
         with self._flags.as_made():
             self.steps.prepare(name, specs)

@@ -15,7 +15,7 @@ class TrainableFlags:
     def __init__(self, model: keras.Model) -> None:
         # Variables come after layers, because setting a layer's flag changes its variables.
         self._owners = [*all_layers(model), *model.variables]
-        self._made = self._known = self._now()
+        self._made = self._last_seen = self._now()
 
     def _now(self) -> list[bool]:
         return [owner.trainable for owner in self._owners]  # 0.2 ms for ResNet50
@@ -23,8 +23,8 @@ class TrainableFlags:
     def warn_of_changes(self) -> None:
         """Warns once of each change."""
         now = self._now()
-        if now != self._known:
-            self._known = now
+        if now != self._last_seen:
+            self._last_seen = now
             warn_user(
                 "`trainable` has changed since the step was made, without effect; make a new step, "
                 "or compile a parallel model again.",

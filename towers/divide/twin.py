@@ -3,8 +3,6 @@
 Keras' own train_step, test_step and predict_step of the twin are traced, or its class's.
 """
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 
@@ -17,9 +15,9 @@ from towers.step.state import variables_device
 def twin_of(
     model: keras.Model,
     optimizer: keras.optimizers.Optimizer | str,
-    loss: Any,
-    loss_weights: Any,
-    metrics: Any,
+    loss: object,
+    loss_weights: object,
+    metrics: object,
 ) -> keras.Model:
     """Returns a compiled twin of a model, with a built optimizer; takes `TowerStep`'s arguments.
 

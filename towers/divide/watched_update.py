@@ -8,12 +8,11 @@ Two methods of the optimizer are replaced while the step is traced.
 
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
 
-from towers.divide.parts import plain_gradients
+from towers.divide.parts import Gradient, plain_gradients
 from towers.machine.replaced import replaced
 from towers.step.errors import are_finite
 
@@ -30,7 +29,7 @@ class WatchedUpdate:
         """checked: which of "loss" and "gradients" must be finite; otherwise no update is made."""
         self._optimizer, self._checked = optimizer, checked
         self.loss: tf.Tensor | None = None
-        self.gradients: list[Any] = []
+        self.gradients: list[Gradient] = []
         self.finite: tf.Tensor | None = None
         self.operations: list[tf.Operation] = []
 
@@ -38,7 +37,9 @@ class WatchedUpdate:
     def made(self) -> Iterator[None]:
         """Inside the context, the optimizer makes the update if what is checked is finite."""
 
-        def scaling(scale_loss: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def scaling(
+            scale_loss: Callable[[tf.Tensor], tf.Tensor],
+        ) -> Callable[[tf.Tensor], tf.Tensor]:
             def scale(loss: tf.Tensor) -> tf.Tensor:
                 self.loss = loss
                 return scale_loss(loss)
@@ -59,7 +60,9 @@ class WatchedUpdate:
             self.loss = loss
             return loss
 
-        def keep_gradients(gradients: Sequence[Any], variables: Any = None) -> None:
+        def keep_gradients(
+            gradients: Sequence[tf.Tensor | tf.IndexedSlices | None], variables: object = None
+        ) -> None:
             self.gradients = plain_gradients(gradients)
 
         with (
@@ -69,7 +72,10 @@ class WatchedUpdate:
             yield
 
     def _watched(self, apply: Callable[..., None]) -> Callable[..., None]:
-        def watched(gradients: Sequence[Any], trainable_variables: Any = None) -> None:
+        def watched(
+            gradients: Sequence[tf.Tensor | tf.IndexedSlices | None],
+            trainable_variables: object = None,
+        ) -> None:
             graph = tf.compat.v1.get_default_graph()
             self.gradients = plain_gradients(gradients)
             if self._checked:
@@ -88,7 +94,7 @@ class WatchedUpdate:
         return watched
 
 
-def _done(apply: Callable[..., None], *arguments: Any) -> tf.Tensor:
+def _done(apply: Callable[..., None], *arguments: object) -> tf.Tensor:
     """Makes an update; returns a constant, because a branch of a condition has a result."""
     apply(*arguments)
     return tf.constant(0)

@@ -3,11 +3,11 @@
 import functools
 import inspect
 from collections.abc import Callable, Iterable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from towers.machine.words import nearest
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Function = TypeVar("_Function", bound=Callable[..., object])
 
 # Names for one thing, which Keras, other libraries, or another function of towers use.
 _SAME = (
@@ -23,7 +23,7 @@ def names_checked(function: _Function) -> _Function:
     known = list(inspect.signature(function).parameters)
 
     @functools.wraps(function)
-    def checked(*args: Any, **kwargs: Any) -> Any:
+    def checked(*args: object, **kwargs: object) -> object:
         for name in kwargs:
             if name not in known:
                 is_class = function.__name__ == "__init__"

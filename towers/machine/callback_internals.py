@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,7 +19,7 @@ CALLBACK_FIELDS = (
 )
 
 
-def says_averages(fields: Mapping[str, Any]) -> bool:
+def says_averages(fields: Mapping[str, object]) -> bool:
     """Returns whether a callback's saved fields say that the model holds the averages."""
     return bool(fields.get(_HOLDS_AVERAGES))
 
@@ -28,7 +27,7 @@ def says_averages(fields: Mapping[str, Any]) -> bool:
 class _Finalize:
     """Replaces the method in which SwapEMAWeights discards the weights; keeps a copy first."""
 
-    def __init__(self, callback: Any) -> None:
+    def __init__(self, callback: keras.callbacks.SwapEMAWeights) -> None:
         self._callback = callback
         self.weights: list[np.ndarray] = []
 
@@ -44,14 +43,14 @@ class _Finalize:
         """Returns the optimizers' average variables; after a swap they hold the weights."""
         found: list[keras.Variable] = []
 
-        def find(optimizer: Any) -> None:
+        def find(optimizer: keras.optimizers.Optimizer) -> None:
             found.extend(optimizer._model_variables_moving_average)
 
         self._callback._apply_to_ema_optimizers(find, find)
         return found
 
 
-def note_weights(callbacks: Sequence[Any]) -> None:
+def note_weights(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Makes SwapEMAWeights(swap_on_epoch=True) keep a copy of the weights that it discards.
 
     At the end of the last epoch, it copies the model's averages over the optimizer's weights, but a
@@ -63,7 +62,7 @@ def note_weights(callbacks: Sequence[Any]) -> None:
 
 
 @contextmanager
-def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
+def with_weights(callbacks: Sequence[keras.callbacks.Callback]) -> Iterator[None]:
     """Inside the context, the optimizer holds the weights that `note_weights` has copied."""
     found = [vars(callback).get(_FINALIZE) for callback in callbacks]
     finished = [f for f in found if isinstance(f, _Finalize) and f.weights]
@@ -74,7 +73,7 @@ def with_weights(callbacks: Sequence[Any]) -> Iterator[None]:
         finalize()
 
 
-def finalize_averages(callbacks: Sequence[Any]) -> None:
+def finalize_averages(callbacks: Sequence[keras.callbacks.Callback]) -> None:
     """Copies swapped averages over the optimizer's weights, which Keras makes the final ones."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.SwapEMAWeights) and says_averages(vars(callback)):

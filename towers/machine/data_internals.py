@@ -11,7 +11,7 @@ from keras.src.trainers.data_adapters.array_data_adapter import can_convert_arra
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 
 
-def data_adapter(**arguments: Any) -> Any:
+def data_adapter(**arguments: object) -> Any:
     """Returns the object in which Keras' `fit` puts its data; `fit` also takes it as `x`.
 
     It has `num_batches`, `get_tf_dataset()`, `on_epoch_begin()` and `on_epoch_end()`.
@@ -19,12 +19,12 @@ def data_adapter(**arguments: Any) -> Any:
     return get_data_adapter(**arguments)
 
 
-def are_arrays(*parts: Any) -> bool:
+def are_arrays(*parts: object) -> bool:
     """Returns whether Keras reads x, y and sample_weight as arrays or structures of arrays."""
     return bool(can_convert_arrays(parts))
 
 
-def split_arrays(parts: Any, share: float) -> tuple[Any, Any]:
+def split_arrays(parts: tuple, share: float) -> tuple[tuple, tuple]:
     """Splits arrays as `validation_split` does: the last `share` of the rows is for validation."""
     first, last = train_validation_split(parts, validation_split=share)
     return first, last
@@ -42,13 +42,13 @@ def dataset_parts(dataset: tf.data.Dataset) -> list[tf.data.Dataset]:
     return list(found.values())
 
 
-def dataset_graphs(dataset: tf.data.Dataset) -> list[Any]:
+def dataset_graphs(dataset: tf.data.Dataset) -> list[tf.Graph]:
     """Returns the graphs of the functions that one dataset calls, as `map` does."""
-    functions: list[Any] = [getattr(value, "function", None) for value in _attributes(dataset)]
+    functions: list[object] = [getattr(value, "function", None) for value in _attributes(dataset)]
     return [function.graph for function in functions if hasattr(function, "graph")]
 
 
-def _attributes(dataset: tf.data.Dataset) -> list[Any]:
+def _attributes(dataset: tf.data.Dataset) -> list[object]:
     """Returns what the attributes of a dataset hold: other datasets, and wrapped functions."""
     return tf.nest.flatten(list(vars(dataset).values()))
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
 
 import tensorflow as tf
 
@@ -182,7 +181,9 @@ def device_kind(device: str) -> str:
     return device
 
 
-def too_many(name: str, value: Any, indices: Sequence[int], present: Sequence[str]) -> ValueError:
+def too_many(
+    name: str, value: object, indices: Sequence[int], present: Sequence[str]
+) -> ValueError:
     """Makes the error for a value that stands for device indices, some of which do not exist."""
     what, remedy = "GPUs that TensorFlow sees", "Use"
     if not is_gpu(present[0]):

@@ -22,7 +22,7 @@ from towers.workers.workers import join_workers
 
 
 def gpu_devices(
-    gpus: Any,
+    gpus: int | Sequence[int] | None,
     num_towers: int | None = None,
     gpus_per_tower: int = 1,
     *,
@@ -70,7 +70,7 @@ def _split_cpu(indices: Sequence[int] | None, num_towers: int | None, gpus_per_t
 shown: list[int] = []
 
 
-def _use_only(indices: Sequence[int], gpus: Any) -> list[int]:
+def _use_only(indices: Sequence[int], gpus: object) -> list[int]:
     """Hides the other GPUs, whose memory TensorFlow would take; returns these GPUs' new indices."""
     visible, used = tf.config.get_visible_devices("GPU"), sorted(indices)
     others = [i for i in range(len(visible)) if i not in indices]
@@ -115,7 +115,7 @@ def as_integer(value: Any) -> int | None:
         return None
 
 
-def device_indices(gpus: Any) -> list[int]:
+def device_indices(gpus: object) -> list[int]:
     """Returns the device indices that `gpus` stands for; a count means 0 to count - 1."""
     count = as_integer(gpus)
     given = gpus if count is None else range(count)

@@ -30,16 +30,16 @@ def auto_jit_compile(model: keras.Model) -> bool:
 class Call(NamedTuple):
     """Describes one call; its positional arguments are (tensor, 255.0) for `tensor / 255.0`."""
 
-    operation: Any
-    outputs: list[Any]
-    arguments: Sequence[Any]
+    operation: keras.Operation
+    outputs: list[keras.KerasTensor]
+    arguments: Sequence[object]
 
 
 def calls_in_order(model: keras.Model) -> list[Call] | None:
     """Returns a Sequential or functional model's calls in order; None if `call` is custom."""
     calls: list[Call] = []
 
-    def graph_of(operation: Any) -> Any:
+    def graph_of(operation: keras.Operation) -> keras.Function | None:
         if type(operation).call not in (keras.Sequential.call, _FUNCTIONAL_CALL):
             return None
         graph = getattr(operation, "_functional", operation)  # None: a Sequential is not built
@@ -47,7 +47,9 @@ def calls_in_order(model: keras.Model) -> list[Call] | None:
             return graph
         return None
 
-    def add(graph: Any) -> None:
+    def add(graph: keras.Function) -> None:
+        # Depths count from the outputs, so the largest one comes first. The calls inside an inner
+        # model stand for the call of that model, because stages may begin between them.
         for depth in sorted(graph._nodes_by_depth, reverse=True):
             for node in graph._nodes_by_depth[depth]:
                 if not node.operation or node.is_input:
@@ -68,15 +70,16 @@ _FUNCTIONAL_CALL = type(keras.Model(*[keras.Input((1,))] * 2)).call
 
 @contextmanager
 def calls_wrapped(
-    operations: Sequence[Any], scope_of: Callable[[Any, int], AbstractContextManager]
+    operations: Sequence[keras.Operation],
+    scope_of: Callable[[keras.Operation, int], AbstractContextManager],
 ) -> Iterator[None]:
     """Inside the context, call n of each operation runs in the context `scope_of(operation, n)`."""
 
-    def scoped(operation: Any, call: Callable) -> Callable:
+    def scoped(operation: keras.Operation, call: Callable) -> Callable:
         counter = itertools.count()
 
         @functools.wraps(call)
-        def call_in_scope(*args: Any, **kwargs: Any) -> Any:
+        def call_in_scope(*args: object, **kwargs: object) -> object:
             with scope_of(operation, next(counter)):
                 return call(*args, **kwargs)
 
@@ -93,16 +96,22 @@ def noise_left_out() -> Iterator[None]:
     """Inside the context, Keras draws constants, not random numbers, and dropout keeps all."""
 
     # Constants are not 0 by default, so that each parameter keeps its gradient.
-    def filled(shape: Any, value: Any, dtype: Any = None, **_: Any) -> tf.Tensor:
+    def filled(
+        shape: Sequence[int], value: tf.Tensor, dtype: str | None = None, **_: object
+    ) -> tf.Tensor:
         return tf.broadcast_to(tf.cast(value, dtype or keras.config.floatx()), shape)
 
-    def uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, **rest: Any) -> tf.Tensor:
+    def uniform(
+        shape: Sequence[int], minval: float = 0.0, maxval: float = 1.0, **rest: Any
+    ) -> tf.Tensor:
         return filled(shape, minval + 0.9 * (maxval - minval), **rest)  # dropout keeps 0.9
 
-    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, **rest: Any) -> tf.Tensor:
+    def normal(
+        shape: Sequence[int], mean: float = 0.0, stddev: float = 1.0, **rest: Any
+    ) -> tf.Tensor:
         return filled(shape, mean + stddev, **rest)
 
-    functions: dict[str, Callable[..., Any]] = {
+    functions: dict[str, Callable[..., tf.Tensor]] = {
         "normal": normal,
         "truncated_normal": normal,
         "uniform": uniform,
@@ -120,7 +129,9 @@ def noise_left_out() -> Iterator[None]:
         yield
 
 
-def moments_of(layer: keras.layers.BatchNormalization) -> Callable[..., Any]:
+def moments_of(
+    layer: keras.layers.BatchNormalization,
+) -> Callable[..., tuple[tf.Tensor, tf.Tensor]]:
     """Returns the method (inputs, mask) -> (mean, variance) of a BatchNormalization."""
     return layer._moments  # type: ignore[no-any-return]
 
@@ -137,6 +148,6 @@ def stored_value(variable: keras.Variable) -> tf.Variable | None:
     return variable._value
 
 
-def store_in(variable: keras.Variable, other: Any) -> None:
+def store_in(variable: keras.Variable, other: tf.Variable) -> None:
     """Makes a Keras variable keep its value in `other`, which it reads and assigns."""
     variable._value = other

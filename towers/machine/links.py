@@ -9,7 +9,6 @@ import queue
 import threading
 from collections.abc import Sequence
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -55,7 +54,7 @@ def try_links(devices: tuple[str, ...], between: bool) -> None:
             raise ValueError(f"{_link(route)} {fault}. {_fix(route)}")
 
 
-def copied(value: Any, device: str) -> Any:
+def copied(value: tf.Tensor, device: str) -> tf.Tensor:
     """Returns a tensor's copy on another device, sent as steps send values."""
     with tf.device(device):
         return tf.identity(value)

@@ -19,7 +19,7 @@ def compile_arguments(model: keras.Model) -> tuple[Any, Any, Any, Any]:
     )
 
 
-def compiled_metrics(model: keras.Model) -> Any:
+def compiled_metrics(model: keras.Model) -> keras.metrics.Metric | None:
     """Returns the object that computes a compiled model's metrics; None if there are none."""
     return model._compile_metrics
 

@@ -3,8 +3,9 @@
 import os
 import re
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
+PathLike: TypeAlias = str | os.PathLike[str]
 LOST_DIRECTORY = 5  # the exit code of a run that can no longer write to its directory
 
 
@@ -17,7 +18,7 @@ def as_path(text: str) -> str:
     return os.path.expanduser(text.removeprefix("file://"))
 
 
-def absolute(path: Any) -> Path:
+def absolute(path: PathLike) -> Path:
     """Returns the absolute path, which does not change if the process changes its directory."""
     return here() / as_path(os.fspath(path))
 

@@ -27,6 +27,6 @@ def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None
             del vars(owner)[name]
 
 
-def replaced_by(owner: Any, name: str, value: Any) -> AbstractContextManager[None]:
+def replaced_by(owner: object, name: str, value: object) -> AbstractContextManager[None]:
     """Inside the context, an attribute of a class, module or object is `value`."""
     return replaced(owner, name, lambda _: value)

@@ -12,13 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import TypeAlias
 
 from towers.machine import hang
 from towers.machine.terminal import STDERR, python_stderr
 
+# A signal's handler, as `signal.getsignal` returns it.
+_Handler: TypeAlias = Callable[[int, FrameType | None], object] | int | None
 _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_replaced: list[dict[int, Any]] = []  # the handlers that each open `handled_by` restores
+_replaced: list[dict[int, _Handler]] = []  # the handlers that each open `handled_by` restores
 _forking = threading.local()  # `mask`: the signals that the thread blocked before its fork
 
 
@@ -76,7 +78,7 @@ def deferred() -> Iterator[Pending]:
 @contextmanager
 def handled_by(receive: Callable[[int, FrameType | None], None]) -> Iterator[None]:
     """Inside the context, signals that end a run call `receive`; ignored ones stay ignored."""
-    before: dict[int, Any] = {number: signal.getsignal(number) for number in _STOPS}
+    before: dict[int, _Handler] = {number: signal.getsignal(number) for number in _STOPS}
     before = {n: handler for n, handler in before.items() if handler not in (None, signal.SIG_IGN)}
     _replaced.append(before)
     for number in before:

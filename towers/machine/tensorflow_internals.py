@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.client import pywrap_tf_session
@@ -44,7 +45,7 @@ def define_functions(definition: tf.compat.v1.GraphDef) -> None:
             context.context().add_function_def(function)
 
 
-def called_graphs(operation: tf.Operation, name: str) -> list[Any]:
+def called_graphs(operation: tf.Operation, name: str) -> list[tf.Graph]:
     """Returns the FuncGraphs in an operation's attribute, such as "body", that Python traced.
 
     The attribute "branches" holds a list of functions.
@@ -57,7 +58,7 @@ def called_graphs(operation: tf.Operation, name: str) -> list[Any]:
     return [function.graph for function in functions if hasattr(function, "graph")]
 
 
-def evaluated(tensor: tf.Tensor) -> Any:
+def evaluated(tensor: tf.Tensor) -> np.ndarray | None:
     """Returns the value of a graph's integer tensor if it follows from shapes, or None."""
     if not (tensor.dtype.is_integer or tensor.dtype.is_bool) or tensor.op.type == "Placeholder":
         return None
@@ -67,7 +68,9 @@ def evaluated(tensor: tf.Tensor) -> Any:
 
 
 def copied(
-    operation: tf.Operation, inputs: list[tf.Tensor], attributes: Mapping[str, Any] | None = None
+    operation: tf.Operation,
+    inputs: list[tf.Tensor],
+    attributes: Mapping[str, tf.compat.v1.AttrValue] | None = None,
 ) -> list[tf.Tensor]:
     """Copies an operation into the current graph; `attributes` replace some attributes."""
     kept = {k: v for k, v in operation.node_def.attr.items() if k not in _PLACES}
@@ -83,18 +86,20 @@ def copied(
     return list(copy.outputs)
 
 
-def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> tuple[Any, list[Any]]:
+def traced_graph(
+    function: Callable, specs: Sequence[tf.TypeSpec]
+) -> tuple[tf.Graph, list[tf.Variable]]:
     """Traces a function of tensors once; returns its FuncGraph, and the variables that it has made.
 
     These are initialized at once, outside of the graph.
     """
     made = []
 
-    def noted(next_creator: Callable, **options: Any) -> Any:
+    def noted(next_creator: Callable, **options: object) -> tf.Variable:
         made.append(next_creator(**options))
         return made[-1]
 
-    def noting(*data: tf.Tensor) -> Any:
+    def noting(*data: tf.Tensor) -> object:
         with tf.variable_creator_scope(noted):
             return function(*data)
 
@@ -106,7 +111,7 @@ def traced_graph(function: Callable, specs: Sequence[tf.TypeSpec]) -> tuple[Any,
     return graph, made
 
 
-def without_xla(function: Callable, *values: Any) -> Any:
+def without_xla(function: Callable, *values: object) -> Any:
     """Calls a function that XLA compiles, without XLA, as the only call of the current graph."""
     # Each call is marked. A function without the mark would be traced, or copied, once more.
     results = function(*values)
@@ -143,11 +148,16 @@ def custom_gradients_in_scope() -> Iterator[None]:
 
     def recording(original: Callable) -> Callable:
         def record_in_scope(
-            op_type: Any, outputs: Any, inputs: Any, backward_function: Any, *rest: Any, **more: Any
-        ) -> Any:
+            op_type: str,
+            outputs: Sequence[tf.Tensor],
+            inputs: Sequence[tf.Tensor],
+            backward_function: Callable,
+            *rest: object,
+            **more: object,
+        ) -> object:
             scope = tf.get_current_name_scope()
 
-            def backward_in_scope(*gradients: Any) -> Any:
+            def backward_in_scope(*gradients: tf.Tensor) -> object:
                 with tf.name_scope(f"gradient_tape/{scope}/"):
                     return backward_function(*gradients)
 

@@ -1,13 +1,13 @@
 """Callbacks that set options of `make_parallel(...).fit`: HangTimeout and NoiseScale."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from towers.machine import hang
 from towers.machine.devices import place_towers, placement
 from towers.parallel.model_state import STATE
 from towers.workers.workers import join_workers
 from towers.resume.resume import FitOption
+from towers.resume.train_state import Logs
 
 
 class HangTimeout(FitOption):
@@ -42,7 +42,7 @@ class HangTimeout(FitOption):
             )
         self.seconds = seconds
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Raises ValueError if no parallel model's `fit` watches the time."""
         if not hang.now.watchers:
             super().on_train_begin(logs)
@@ -81,7 +81,7 @@ class NoiseScale(FitOption):
             or computes all gradients once, from the rows of all towers.
     """
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Raises ValueError if no parallel model's `fit` computes the noise scale."""
         towers = vars(self.model).get(STATE)
         if towers is None or not towers.noise_scale:

@@ -6,7 +6,6 @@ begin   epoch: step 1  step 2  step 3 ...   evaluation: batch 1  batch 2 ...   e
 
 from collections.abc import Callable, Sequence
 from functools import partialmethod
-from typing import Any
 
 import keras
 
@@ -14,6 +13,7 @@ from towers.divide.copies import Copies, NoCopies
 from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import Towers
 from towers.resume.resumed_fit import fit_arguments
+from towers.resume.train_state import Logs
 
 _BATCH_HOOKS = (
     "on_batch_begin",
@@ -28,26 +28,28 @@ _OURS = ("keras.", "towers.")  # their hooks assign to no parameter between two 
 
 def are_trusted(callbacks: Sequence[keras.callbacks.Callback], copies: Copies | NoCopies) -> bool:
     """Returns whether no callback can assign to parameters between steps; warns if one can."""
-    found = [
+    names = [
         type(callback).__name__
         for callback in callbacks
         for hook in _BATCH_HOOKS
         if not str(getattr(getattr(callback, hook), "__module__", None)).startswith(_OURS)
     ]
-    if found and copies.num_copies:
+    if names and copies.num_copies:
         warn_user(
-            f"strategy=mirrored or sharded: {', '.join(dict.fromkeys(found))} may assign to "
+            f"strategy=mirrored or sharded: {', '.join(dict.fromkeys(names))} may assign to "
             f"parameters between steps, so that {copies.num_bytes / 1e6:.1f} MB are copied to "
             f"each of {copies.num_copies} devices before every step. Use a callback without "
             "hooks of batches, or strategy=parameter_server.",
         )
-    return not found
+    return not names
 
 
-def with_fresh_copies(fit: Callable[..., Any], towers: Towers) -> Callable[..., Any]:
+def with_fresh_copies(
+    fit: Callable[..., keras.callbacks.History], towers: Towers
+) -> Callable[..., keras.callbacks.History]:
     """Adds a `_FreshCopies` to Keras' `fit`. With a CallbackList, each step refreshes copies."""
 
-    def fit_with_one_more(*args: Any, **kwargs: Any) -> Any:
+    def fit_with_one_more(*args: object, **kwargs: object) -> keras.callbacks.History:
         arguments = fit_arguments(*args, **kwargs)
         given = arguments["callbacks"]
         if not isinstance(given, keras.callbacks.CallbackList):
@@ -64,12 +66,12 @@ class _FreshCopies(keras.callbacks.Callback):
     It must be the first callback: an `evaluate` that a later callback calls then sees new values.
     """
 
-    def __init__(self, towers: Towers, others: list[Any]) -> None:
+    def __init__(self, towers: Towers, others: list[keras.callbacks.Callback]) -> None:
         super().__init__()
         self._towers, self._others = towers, others
         self._are_trusted: bool | None = None
 
-    def _trust(self, is_trusted: bool, *_: Any, logs: Any = None) -> None:
+    def _trust(self, is_trusted: bool, *_: object, logs: Logs | None = None) -> None:
         copies = self._towers.copies
         if is_trusted and self._are_trusted is None:  # after the first step, which makes copies
             self._are_trusted = are_trusted(self._others, copies)

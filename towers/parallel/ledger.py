@@ -1,7 +1,6 @@
 """Ledger: the callback that writes the digests of a parallel model's fit."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import keras
 
@@ -11,6 +10,7 @@ from towers.parallel.model_state import STATE, towers_of
 from towers.parallel.model_steps import newest_batch
 from towers.resume.ledger import LedgerFile
 from towers.resume.resume import only_parallel
+from towers.resume.train_state import Logs
 
 
 class Ledger(keras.callbacks.Callback):
@@ -25,7 +25,7 @@ class Ledger(keras.callbacks.Callback):
     then lines after its checkpoint are written again. With several workers, the chief writes.
     """
 
-    def __init__(self, path: Any, every: int = 20) -> None:
+    def __init__(self, path: places.PathLike, every: int = 20) -> None:
         """
         Args:
             path: the file, such as "ledger.csv".
@@ -46,16 +46,16 @@ class Ledger(keras.callbacks.Callback):
         self._place = {"epoch": 0, "step": 0, "epoch_step": 0}
         self._file: LedgerFile | None = None
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Raises ValueError if the model is not parallel."""
         if STATE not in vars(self.model):
             raise only_parallel(self)
         self._place, self._file = {"epoch": 0, "step": 0, "epoch_step": 0}, None
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._place.update(epoch=epoch, epoch_step=0)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Writes a line if one is due. Keras calls it after several steps, if told so."""
         place, before = self._place, self._place["step"]
         place["step"] += batch + 1 - place["epoch_step"]

@@ -4,7 +4,6 @@ import threading
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -35,7 +34,7 @@ class Towers:
     """Holds the state of a ParallelModel, hidden from Keras' attribute tracking."""
 
     plain: keras.Model  # was given to `make_parallel`; both models share layers and variables
-    unbuilt: Mapping[str, Any]  # the attributes of `plain` before it was built, by name
+    unbuilt: Mapping[str, object]  # the attributes of `plain` before it was built, by name
     parameter_device: str  # to build layers on
     devices: list[str]
     num_towers: int
@@ -50,7 +49,8 @@ class Towers:
     machine: Machine | None = None  # where they run, but for XLA
     optimizer: keras.optimizers.Optimizer | None = None  # the one that `machine` is for
     warned_of_speed: bool = False  # what a divided step runs once takes time
-    iterators: dict[str, Any] = field(default_factory=dict)  # of Keras' "train" and "test" loops
+    # Of Keras' "train" and "test" loops.
+    iterators: dict[str, tf.data.Iterator] = field(default_factory=dict)
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}
     )
@@ -117,7 +117,7 @@ def build(model: keras.Model, x: Structure, *loss_arguments: Structure) -> None:
             take_over(model)
         if loss_arguments and overrides(model, "compute_loss") and not _is_built(model):
 
-            def compute(x: Any, y: Any, sample_weight: Any) -> Any:
+            def compute(x: Structure, y: Structure, sample_weight: Structure) -> tf.Tensor:
                 return call_compute_loss(model, x, y, model(x, training=True), sample_weight, True)
 
             with suppress(Exception):  # the step raises the error again, with its line

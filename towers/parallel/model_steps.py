@@ -11,7 +11,7 @@ one more thread:  [ batch 2: to devices  ]   [ batch 3: to devices  ] ...
 import functools
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
@@ -28,25 +28,32 @@ from towers.step.checks import check_arrays, readable
 from towers.step.errors import first_error
 from towers.step.metrics import overrides
 from towers.divide.prefetch import placed_ahead
+from towers.step.sharding import Placed
 from towers.step.structures import Structure, batch_specs
 from towers.workers.watch import watched
 from towers.workers.workers import join_workers
 
 
+# What Keras' loops give to their functions.
+Batches: TypeAlias = tf.data.Iterator | Iterator[Structure] | list[Structure]
+
+
 class PlacedBatches:
     """A train function for Keras' loop: takes an iterator and trains on its next batches."""
 
-    def __init__(self, step: DividedStep, run: Callable[[Any, Any], Any], num_steps: int) -> None:
+    def __init__(
+        self, step: DividedStep, run: Callable[[Structure, Placed], Structure], num_steps: int
+    ) -> None:
         """
         run: runs the step on a batch and its placed shards. num_steps: the number of batches for
             each call, Keras' `steps_per_execution`.
         """
         self._step, self._run, self._num_steps = step, run, num_steps
-        self._iterator: Any = None
-        self._batches: Iterator[Any] = iter(())
-        self.newest: Any = None  # the batch of the newest step
+        self._iterator: tf.data.Iterator | None = None
+        self._batches: Iterator[tuple[Structure, Placed]] = iter(())
+        self.newest: Structure = None  # the batch of the newest step
 
-    def __call__(self, iterator: Any) -> Any:
+    def __call__(self, iterator: tf.data.Iterator) -> Structure:
         """Trains on the next batches and returns the logs; raises StopIteration if none is left."""
         if iterator is not self._iterator:
             self._iterator = iterator
@@ -74,7 +81,7 @@ class PlacedBatches:
         self._iterator, self._batches, self.newest = None, iter(()), None
 
 
-def newest_batch(model: keras.Model) -> Any:
+def newest_batch(model: keras.Model) -> Structure:
     """Returns the batch of a fit's newest step."""
     if isinstance(model.train_function, PlacedBatches):
         return model.train_function.newest
@@ -94,7 +101,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
     if function is before:
         return
 
-    def call(data: Any) -> Any:
+    def call(data: Batches) -> Structure:
         if isinstance(data, tf.data.Iterator) and towers.iterators.get(name) is not data:
             drop_iterator(model, name)  # the last epoch's
             towers.iterators[name] = data
@@ -102,7 +109,7 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
         with watched(join_workers(), f"a {name} step"), readable(), first_error(undivided):
             return function(data)
 
-    def first_call(data: Any) -> Any:
+    def first_call(data: Batches) -> Structure:
         with hang.tracing(f"the first {name} step's making"):
             data = _make_variables(model, name, data)
             made: Callable = call
@@ -184,7 +191,7 @@ def run_step(model: keras.Model, name: str, data: Structure) -> Any:
         return step(data)
 
 
-def _make_variables(model: keras.Model, name: str, data: Any) -> Any:
+def _make_variables(model: keras.Model, name: str, data: Batches) -> Batches:
     """Creates all variables, so that Keras traces its function once; returns the same batches."""
     if isinstance(data, tf.data.Iterator):
         batch = data.element_spec

@@ -145,12 +145,12 @@ def _check_model(model: keras.Model) -> None:
         checks.check_model(model)
 
 
-def _build_of(given: keras.Model, parallel: "ParallelModel") -> Callable[..., None]:
+def _build_of(plain_model: keras.Model, parallel: "ParallelModel") -> Callable[..., None]:
     """Returns the `build` of a parallel model, which builds the plain one."""
 
-    @functools.wraps(given.build)
-    def build(*args: Any, **kwargs: Any) -> None:
-        given.build(*args, **kwargs)
+    @functools.wraps(plain_model.build)
+    def build(*args: object, **kwargs: object) -> None:
+        plain_model.build(*args, **kwargs)
         take_over(parallel)
 
     return build
@@ -162,11 +162,11 @@ def parallel_on(
 ) -> keras.Model:  # fmt: skip
     """Returns the parallel model for these devices; own_rows: an argument of `TowerStep`."""
     is_parallel = isinstance(model, ParallelModel)
-    given, plain = towers_of(model).plain if is_parallel else model, model.__class__
+    plain_model, plain = towers_of(model).plain if is_parallel else model, model.__class__
     is_mirrored = placement.makes_copies(policy_of(devices))
     towers = Towers(
-        given,
-        {} if model.built else dict(vars(given)),
+        plain_model,
+        {} if model.built else dict(vars(plain_model)),
         devices[0] if is_mirrored else HOST,
         devices,
         num_towers,
@@ -175,7 +175,7 @@ def parallel_on(
         full_batch=full_batch or FullBatch(),
     )
 
-    def fill(namespace: dict[str, Any]) -> None:
+    def fill(namespace: dict[str, object]) -> None:
         namespace["__module__"] = plain.__module__
         # Keras writes `model.__class__` into files and uses it to clone: both become plain models.
         namespace["__class__"] = property(lambda self: plain)
@@ -185,7 +185,7 @@ def parallel_on(
     # setattr would make Keras track the content of `towers` as parts of the model.
     parallel.__dict__.update({**vars(model), STATE: towers})
     if not model.built:
-        parallel.__dict__["build"] = _build_of(given, parallel)
+        parallel.__dict__["build"] = _build_of(plain_model, parallel)
     device = parameter_device_of(parallel)
     if not is_mirrored and is_gpu(device):
         warn_user(
@@ -207,7 +207,7 @@ class ParallelModel(keras.Model):
 
     run_eagerly: bool
 
-    def compile(self, *args: Any, **kwargs: Any) -> None:
+    def compile(self, *args: object, **kwargs: object) -> None:
         """Compiles like `keras.Model.compile`."""
         with tf.device(parameter_device_of(self)):
             super().compile(*args, **kwargs)
@@ -217,7 +217,7 @@ class ParallelModel(keras.Model):
         told = COMPILED if self.jit_compile else False
         towers_of(self).jit_compile = "auto" if is_auto else told
 
-    def fit(self, *args: Any, **kwargs: Any) -> Any:
+    def fit(self, *args: object, **kwargs: object) -> keras.callbacks.History:
         """Trains like `keras.Model.fit`. With a `towers.Resume` callback, it can resume."""
         fit, towers = super().fit, towers_of(self)
         if towers.placement.makes_copies(policy_of(towers.devices)):
@@ -261,7 +261,7 @@ class ParallelModel(keras.Model):
         if (measuring := towers_of(self).measuring) is not None:
             measuring.noise.reset_state()
 
-    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+    def evaluate(self, *args: object, **kwargs: object) -> float | list[float] | dict[str, float]:
         """Evaluates like `keras.Model.evaluate`."""
         with towers_of(self).full_batch.first_of("test"):
             values = super().evaluate(*args, **kwargs)
@@ -269,7 +269,7 @@ class ParallelModel(keras.Model):
         towers_of(self).workers.barrier()
         return values
 
-    def predict(self, *args: Any, **kwargs: Any) -> Any:
+    def predict(self, *args: object, **kwargs: object) -> Any:
         """Predicts like `keras.Model.predict`."""
         with towers_of(self).full_batch.first_of("predict"):
             outputs = super().predict(*args, **kwargs)
@@ -284,7 +284,7 @@ class ParallelModel(keras.Model):
         """Returns the loss and metrics after one global batch. Keras' loop calls it."""
         return run_step(self, "test", data)  # type: ignore[no-any-return]
 
-    def predict_step(self, data: Structure) -> Any:
+    def predict_step(self, data: Structure) -> Structure:
         """Returns the outputs for one global batch. Keras' loop calls it."""
         return run_step(self, "predict", data)
 
@@ -306,7 +306,7 @@ class ParallelModel(keras.Model):
         where = f"{towers.num_towers} {plural('tower', towers.num_towers)}"
         return f"<parallel {super().__repr__()}: {where} on {', '.join(towers.devices)}>"
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickles or copies the plain model."""
         warn_user(
             f"a copy or a pickle of parallel model {self.name!r} is the plain model: its fit runs "

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import keras
 
@@ -96,15 +95,15 @@ class Checkpointer:
 
     def _share(self) -> None:
         """Sends the checkpoint and the finished step from the chief to the other workers."""
-        found = self.found
-        text = json.dumps([found and [str(found.path), found.damaged], self.finished_step])
+        newest = self.found
+        text = json.dumps([newest and [str(newest.path), newest.damaged], self.finished_step])
         said, self.finished_step = json.loads(self._workers.broadcast(text.encode()))
         if said is not None:
             contents = []
             for name in (checkpoints.MANIFEST, checkpoints.ARRAYS):
-                with files.open_to_read(found.path / name) if found else io.BytesIO() as file:
+                with files.open_to_read(newest.path / name) if newest else io.BytesIO() as file:
                     contents.append(self._workers.broadcast(file.read()))
-            if found is None:
+            if newest is None:
                 path = Path(said[0])
                 self.found = Found(path, checkpoints.from_bytes(path, *contents), said[1])
 
@@ -119,9 +118,9 @@ class Checkpointer:
 
     def check_same(
         self,
-        then: Mapping[str, Any],
-        now: Mapping[str, Any],
-        options: Mapping[str, Any],
+        then: Mapping[str, object],
+        now: Mapping[str, object],
+        options: Mapping[str, object],
         whose: str,
         remedy: str,
     ) -> None:
@@ -157,7 +156,7 @@ class Checkpointer:
         self,
         variables: Callable[[], Variables],
         callbacks: Sequence[keras.callbacks.Callback],
-        state: Mapping[str, Any],
+        state: Mapping[str, object],
     ) -> None:
         """Sets the content of the checkpoints.
 

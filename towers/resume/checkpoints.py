@@ -114,7 +114,7 @@ def _write_files(checkpoint: Checkpoint, directory: Path) -> None:
     read(directory)
 
 
-def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, Any]:
+def _write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> dict[str, int | str]:
     digest = hashlib.sha256()
     with path.open("xb") as file:
         for array in arrays.values():
@@ -234,7 +234,7 @@ def prune(newest: Path, best_step: int | None, keep: int = NEWEST_KEPT) -> None:
         directories.remove(path)
 
 
-def json_copy(value: Any) -> Any:
+def json_copy(value: object) -> Any:
     """Copies JSON values: tuples become lists, keys become text, other types raise ValueError."""
     try:
         return json.loads(json.dumps(value))

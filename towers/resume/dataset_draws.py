@@ -5,7 +5,7 @@ list_files(shuffle, seed) -> interleave -> shuffle(1000, seed) -> map -> batch -
 """
 
 import re
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -37,7 +37,7 @@ class Draws(NamedTuple):
 def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
     """Returns what a dataset draws. Raises ValueError if a `shuffle` in it cannot be repeated."""
     parts = dataset_parts(dataset)
-    seeds = [found for part in parts if (found := dataset_seeds(part)) is not None]
+    seeds = [pair for part in parts if (pair := dataset_seeds(part)) is not None]
     if (0, 0) in seeds:
         raise ValueError(
             f"{argument}: a `shuffle` in this tf.data.Dataset has no seed, so that a resumed fit "
@@ -57,14 +57,14 @@ def examine(dataset: tf.data.Dataset, argument: str) -> Draws:
         begins_again(part) and any(map(_draws, dataset_parts(part))) for part in parts
     )
     return Draws(
-        [list(found) for found in seeds],
+        [list(pair) for pair in seeds],
         is_plain,
         not (keeps or begins_draws_again),
         list(variables.values()),
     )
 
 
-def _nodes(part: tf.data.Dataset) -> list[Any]:
+def _nodes(part: tf.data.Dataset) -> list[tf.compat.v1.NodeDef]:
     """Returns the nodes of a dataset's functions, and of the functions that they call."""
     definitions = [graph.as_graph_def() for graph in dataset_graphs(part)]
     return [
@@ -87,7 +87,7 @@ def _draws(part: tf.data.Dataset) -> bool:
     return is_random and (reshuffles(part) or begins_again(part)) or bool(_changed_variables(part))
 
 
-def _draws_unseeded(node: Any) -> bool:
+def _draws_unseeded(node: tf.compat.v1.NodeDef) -> bool:
     if not _DRAW.search(node.op) or "seed" not in node.attr:
         return False
     return node.attr["seed"].i == node.attr["seed2"].i == 0

@@ -99,7 +99,7 @@ def locked(path: Path, argument: str = "run_dir") -> Iterator[None]:
         yield
 
 
-def is_remote(directory: Any) -> bool:
+def is_remote(directory: object) -> bool:
     """Returns whether a directory is a URL, as "s3://bucket/run". "file:///runs/1" is a path."""
     return isinstance(directory, str) and "://" in places.as_path(directory)
 

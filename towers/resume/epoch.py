@@ -8,10 +8,12 @@ step.
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
+
+from towers.step.structures import Structure
 
 # AutoGraph would take 0.05 s in each process to rewrite a function for tf.data.
 as_written = tf.autograph.experimental.do_not_convert
@@ -24,8 +26,10 @@ class Epoch(NamedTuple):
     seed: int | None = None  # the run's seed, which shuffles the examples; None does not shuffle
     number: int = 0  # the number of the epoch, from 0
     start_step: int = 0  # the number of steps that are done
-    rows: Callable[..., Any] | None = None  # `TowerStep.own_rows`, for a source that `reads_rows`
-    change: Callable[[tf.Tensor, Any], Any] | None = None  # (index, x) -> x for each example
+    # `TowerStep.own_rows`, for a source that `reads_rows`.
+    rows: Callable[..., tf.Tensor] | None = None
+    # (index, x) -> x for each example.
+    change: Callable[[tf.Tensor, Structure], Structure] | None = None
 
     @property
     def key(self) -> int:
@@ -41,7 +45,9 @@ class Epoch(NamedTuple):
         last = tf.convert_to_tensor(count - 1, tf.int64)
         return tf.random.experimental.index_shuffle(places, tf.stack(key), last)
 
-    def indices(self, num_examples: int, use: Any = lambda index: index) -> tf.data.Dataset:
+    def indices(
+        self, num_examples: int, use: Callable[[tf.Tensor], Structure] = lambda index: index
+    ) -> tf.data.Dataset:
         """Returns use(int64 [B]) for each batch: order(start_step * B), ..., order(N - 1).
 
         If this worker does not need an example, ~index, which is negative, stands for it.
@@ -49,7 +55,7 @@ class Epoch(NamedTuple):
         size = self.batch_size
 
         @as_written
-        def indices_of(step: tf.Tensor) -> Any:
+        def indices_of(step: tf.Tensor) -> Structure:
             begin = step * size
             end = tf.minimum(begin + size, num_examples)
             index = self.order(tf.range(begin, end), num_examples)
@@ -70,7 +76,7 @@ def num_steps(num_examples: int, batch_size: int) -> int:
     return -(-num_examples // batch_size)
 
 
-def content_of(parts: Any) -> Iterator[Any]:
+def content_of(parts: Structure) -> Iterator[bytes | memoryview]:
     """Yields the dtype, shape and bytes of each tensor of a structure. None parts are skipped."""
     for part in tf.nest.flatten(parts, expand_composites=True):
         if part is not None:
@@ -79,7 +85,7 @@ def content_of(parts: Any) -> Iterator[Any]:
             yield b"\0".join(values) if part.dtype == tf.string else values.view(np.uint8).data
 
 
-def sha256(parts: Iterable[Any]) -> str:
+def sha256(parts: Iterable[bytes | memoryview]) -> str:
     """Returns the SHA-256 of the joined parts, in hex. 2 GB take about a second."""
     result = hashlib.sha256()
     for part in parts:

@@ -11,17 +11,19 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 import keras
+import tensorflow as tf
 
 from towers.machine import hang, signals
 from towers.machine.terminal import Lines
 from towers.resume.random_state import random_state, set_random_state
 from towers.resume.replay import Replay
-from towers.resume.resumed_data import ALL, NOTHING, train_data, validation_data
-from towers.resume.train_state import TrainState
+from towers.resume.resumed_data import ALL, NOTHING, Arguments, train_data, validation_data
+from towers.resume.stateful import Json
+from towers.resume.train_state import Logs, TrainState
 
 
 # Data that fits of this process have read, by `id`. Some may be in another order by now.
-_read: WeakValueDictionary[int, Any] = WeakValueDictionary()
+_read: WeakValueDictionary[int, object] = WeakValueDictionary()
 
 
 class FitData:
@@ -30,7 +32,7 @@ class FitData:
     def __init__(
         self,
         model: keras.Model,
-        arguments: Mapping[str, Any],
+        arguments: Arguments,
         state: TrainState,
         seed: int,
         pending: signals.Pending,
@@ -75,13 +77,13 @@ class FitData:
         self._num_skipped = 0
         self._lines: Lines | None = None
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Returns all that a resumed fit needs, as JSON values."""
         # First, because a thread may read the next batch by now: its state takes precedence.
         random = random_state()
         return {**self._data.state(), "replay": self.replay.to_json(), "random": random}
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> dict[str, object]:
         """Returns the arguments for Keras' fit that stand for the data."""
         return {
             "x": self._data.x,
@@ -100,7 +102,7 @@ class FitData:
         model.make_train_function()
         function, self._test_function = model.train_function, model.test_function
 
-        def train(iterator: Any) -> Any:
+        def train(iterator: tf.data.Iterator) -> Logs:
             nonlocal function
             if self.replay.begin_pass(iterator):
                 self._data.begin_pass(self.replay.now.num_passes)
@@ -177,7 +179,7 @@ class FitData:
         else:
             now.epochs.append(self._state.epoch_step)
 
-    def _skip(self, iterator: Any) -> None:
+    def _skip(self, iterator: tf.data.Iterator) -> None:
         """Reads the batches of a step that is done if later ones depend on it."""
         replay = self.replay
         assert replay.then is not None
@@ -198,7 +200,7 @@ class FitData:
         if self.is_before:
             self._show()
 
-    def _skip_test(self, iterator: Any) -> dict[str, Any]:
+    def _skip_test(self, iterator: tf.data.Iterator) -> dict[str, float]:
         """Takes the place of Keras' test function for a validation that is done."""
         self._obey()
         if self._validation.reads == ALL:
@@ -210,7 +212,7 @@ class FitData:
             self._model.stop_evaluating = True
         return {}
 
-    def _read_batch(self, iterator: Any) -> bool:
+    def _read_batch(self, iterator: tf.data.Iterator) -> bool:
         """Reads a batch and drops it. Returns whether there was one."""
         with hang.within("reading data"):
             batch = next(iterator, None)
@@ -226,7 +228,7 @@ class FitData:
         self._pending.obey(self._pending.number or 0)
 
 
-def _note_read(argument: str, data: Any, is_error: bool) -> None:
+def _note_read(argument: str, data: object, is_error: bool) -> None:
     """Notes that a fit reads these data; raises ValueError if one has read them, and it matters."""
     if is_error and _read.get(id(data)) is data:
         raise ValueError(

@@ -9,9 +9,9 @@ within a few steps where two trainings part. A training that resumes first drops
 steps than its own, because it makes these steps again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -19,7 +19,7 @@ import tensorflow as tf
 from towers.machine import files, hang
 from towers.resume import directories
 from towers.step.digests import as_digits, sum_of_bits
-from towers.step.structures import any_rows, as_tensor, map_tensors
+from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
 
 LEDGER = "ledger.csv"
 _LARGEST = 2**28  # bytes; a line takes 60
@@ -46,7 +46,7 @@ class LedgerFile:
         self._digests = digests_of(model)
         self._is_open = self._has_failed = False
 
-    def add(self, epoch: int, step: int, before: int, batch: Callable[[], Any]) -> None:
+    def add(self, epoch: int, step: int, before: int, batch: Callable[[], Structure]) -> None:
         """Writes a line after `step` updates if one is due; call it after every update.
 
         epoch: from 1. before: the updates that were done at the previous call, or when training
@@ -75,7 +75,7 @@ class LedgerFile:
         self._is_open = True
 
 
-def _as_text(cells: Any) -> str:
+def _as_text(cells: Iterable[object]) -> str:
     return ",".join(map(str, cells)) + "\n"
 
 
@@ -96,7 +96,7 @@ def read_ledger(path: Path) -> list[Line]:
     return lines
 
 
-def digests_of(model: keras.Model) -> Callable[[Any], tuple[str, str, str]]:
+def digests_of(model: keras.Model) -> Callable[[Structure], tuple[str, str, str]]:
     """Returns a function batch -> digests of the model's parameters, the batch, and the seeds.
 
     The function is traced once for batches of any number of rows. None has the digest "".
@@ -110,13 +110,13 @@ def digests_of(model: keras.Model) -> Callable[[Any], tuple[str, str, str]]:
         with tf.device(variable.value.device):
             return variable.value.read_value()
 
-    def sums(batch: Any) -> tf.Tensor:
+    def sums(batch: Structure) -> tf.Tensor:
         parts = [[read(v) for v in weights], batch, [read(v) for v in states]]
         return tf.stack([sum_of_bits(part) for part in parts])
 
-    traced: dict[str, Any] = {}
+    traced: dict[str, Callable] = {}
 
-    def digests(batch: Any) -> tuple[str, str, str]:
+    def digests(batch: Structure) -> tuple[str, str, str]:
         tensors = map_tensors(as_tensor, batch)
         specs = map_tensors(any_rows, tensors)
         if str(specs) not in traced:

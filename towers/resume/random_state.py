@@ -6,14 +6,13 @@ Keras shuffles a PyDataset by Python's `random`; data of users often draw from `
 import random
 from array import array
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
-from towers.resume.stateful import decoded, encoded
+from towers.resume.stateful import Json, decoded, encoded
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> dict[str, Json]:
     """Returns the state of `random` and of `np.random` as JSON values."""
     version, words, gauss = random.getstate()
     return {
@@ -23,7 +22,7 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def set_random_state(state: Mapping[str, Any]) -> None:
+def set_random_state(state: Mapping[str, Json]) -> None:
     """Sets the results of `random_state` that are given: one of them, both or none."""
     if "python" in state:
         version, words, gauss = decoded(state["python"])

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from towers.resume.random_state import random_state, set_random_state
-from towers.resume.stateful import decoded, encoded
+from towers.resume.stateful import Json, decoded, encoded
 
 
 @dataclass
@@ -28,13 +28,13 @@ class Position:
     epochs: list[int] = field(default_factory=list)  # the number of steps of each complete epoch
     num_passes: int = 0  # how many iterators have been read
     pass_step: int = 0  # how many batches of the last of them are done
-    at_start: dict[str, Any] = field(default_factory=dict)  # the random state as the fit began
-    at_epoch: dict[str, Any] = field(default_factory=dict)  # the same, as the epoch began
-    at_pass: dict[str, Any] = field(default_factory=dict)  # the same, as the last iterator began
-    variables: list[Any] = field(default_factory=list)  # those of the data, as that iterator began
+    at_start: dict[str, Json] = field(default_factory=dict)  # the random state as the fit began
+    at_epoch: dict[str, Json] = field(default_factory=dict)  # the same, as the epoch began
+    at_pass: dict[str, Json] = field(default_factory=dict)  # the same, as the last iterator began
+    variables: list[Json] = field(default_factory=list)  # those of the data, as that iterator began
     # For each call of the data's on_epoch_begin and on_epoch_end: the random states that it draws
     # from and that something else has changed since the call before.
-    calls: list[dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Json]] = field(default_factory=list)
 
 
 class Replay:
@@ -60,10 +60,11 @@ class Replay:
         self._reached = threading.Event()
         if self.is_over:
             self._reached.set()
-        self._iterator: Callable[[], Any] = lambda: None
-        self._left: dict[str, Any] = {}  # the random states after the last call that drew from them
+        self._iterator: Callable[[], object] = lambda: None
+        # The random states after the last call that drew from them.
+        self._left: dict[str, Json] = {}
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Returns a copy of the position as JSON values."""
         return asdict(self.now)
 
@@ -106,7 +107,7 @@ class Replay:
         if self.keeps_random:
             self.now.at_epoch = random_state()
 
-    def begin_pass(self, iterator: Any) -> bool:
+    def begin_pass(self, iterator: tf.data.Iterator) -> bool:
         """Counts an iterator that Keras reads for the first time. Returns whether it did."""
         if self._iterator() is iterator:
             return False
@@ -137,18 +138,18 @@ class Replay:
             return 0
         return then.pass_step
 
-    def call(self, method: Callable[[], Any]) -> None:
+    def call(self, method: Callable[[], object]) -> None:
         """Calls a method of the data between epochs, with the random state of the first fit."""
         then, index = self.then, len(self.now.calls)
         is_repeated = not self.is_over and then is not None and index < len(then.calls)
-        found = then.calls[index] if is_repeated and then is not None else {}
+        changed = then.calls[index] if is_repeated and then is not None else {}
         if is_repeated:
-            set_random_state({**self._left, **found})
+            set_random_state({**self._left, **changed})
         before = random_state()
         method()
         after = random_state()
         drawn = {name: state for name, state in before.items() if after[name] != state}
         if not is_repeated:
-            found = {name: v for name, v in drawn.items() if self._left.get(name) != v}
+            changed = {name: v for name, v in drawn.items() if self._left.get(name) != v}
         self._left |= {name: after[name] for name in drawn}
-        self.now.calls.append(found)
+        self.now.calls.append(changed)

@@ -1,17 +1,20 @@
 """Resume: the callback that lets `make_parallel(...).fit` continue in a new process."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 
 from towers.resume.directories import is_remote
 from towers.machine import places
+from towers.resume.train_state import Logs
+
+_Callback = TypeVar("_Callback", bound=keras.callbacks.Callback)
 
 
 class FitOption(keras.callbacks.Callback):
     """Marks a callback that only sets an option: a parallel model's `fit` looks for it."""
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Raises ValueError, because only a parallel model's `fit` obeys the callback."""
         raise only_parallel(self)
 
@@ -59,7 +62,7 @@ def only_parallel(callback: keras.callbacks.Callback) -> ValueError:
     )
 
 
-def only_one(kind: type, callbacks: Any) -> Any:
+def only_one(kind: type[_Callback], callbacks: object) -> _Callback | None:
     """Returns the callback of class `kind` in `fit`'s `callbacks`; ValueError if there are two."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         return None  # Keras' fit runs this list as it is, and our callback raises

@@ -12,10 +12,10 @@ Keras' own data adapters read all of them, as in a fit without towers.Resume.
 """
 
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partialmethod
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -28,9 +28,18 @@ from towers.resume.dataset_draws import examine
 from towers.resume.epoch import Epoch, content_of, sha256
 from towers.resume.random_state import random_state, set_random_state
 from towers.resume.replay import Replay
-from towers.resume.stateful import Repeated, has_state
-from towers.step.structures import as_tensor, is_composite, is_scipy, map_tensors, take_rows
+from towers.resume.stateful import Json, Repeated, has_state
+from towers.step.structures import (
+    BatchTensor,
+    Structure,
+    as_tensor,
+    is_composite,
+    is_scipy,
+    map_tensors,
+    take_rows,
+)
 
+Arguments: TypeAlias = dict[str, Any]  # all arguments of `keras.Model.fit`, by name
 NOTHING, THIS_PASS, ALL = "nothing", "this pass", "all passes"
 _SIGNATURE_READS = 2  # batches that Keras reads to find their types and shapes
 
@@ -39,21 +48,21 @@ _SIGNATURE_READS = 2  # batches that Keras reads to find their types and shapes
 class Data:
     """Data of a fit, with what a resumed fit has to know about them."""
 
-    x: Any  # the argument for Keras' fit
-    spec: Any = None  # the spec of one batch
-    shuffle: Any = False  # Keras' argument
-    identity: dict[str, Any] = field(default_factory=dict)  # must not differ in a resumed fit
+    x: object  # the argument for Keras' fit
+    spec: Structure = None  # the spec of one batch
+    shuffle: bool | str = False  # Keras' argument
+    identity: dict[str, Json] = field(default_factory=dict)  # must not differ in a resumed fit
     num_batches: int | None = None  # of an epoch; None if not known, or with steps_per_epoch
     ends: bool = True  # whether Keras' loop ends without reading
     reads: str = THIS_PASS  # what a resumed fit reads again: NOTHING, THIS_PASS or ALL
     is_plain: bool = False  # whether reading them changes nothing for a later iterator
     is_direct: bool = False  # whether a resumed fit may leave out the epochs that are done
     begin_pass: Callable[[int], None] = lambda number: None  # called with an iterator's number
-    state: Callable[[], Mapping[str, Any]] = dict  # gives the values that `saved` brings back
+    state: Callable[[], Mapping[str, Json]] = dict  # gives the values that `saved` brings back
 
 
 def train_data(
-    arguments: Mapping[str, Any],
+    arguments: Arguments,
     replay: Replay,
     seed: int,
     *,
@@ -89,7 +98,7 @@ def train_data(
 
 
 def _data_of(
-    arguments: Mapping[str, Any],
+    arguments: Arguments,
     replay: Replay,
     order: "_ArrayOrder",
     done: Callable[[], int],
@@ -133,7 +142,7 @@ def _data_of(
     )
 
 
-def validation_data(arguments: Mapping[str, Any], replay: Replay) -> Data:
+def validation_data(arguments: Arguments, replay: Replay) -> Data:
     """Prepares `validation_data`, which may go on from one validation to the next."""
     given = arguments["validation_data"]
     x, *others = keras.utils.unpack_x_y_sample_weight(given)
@@ -163,17 +172,17 @@ def validation_data(arguments: Mapping[str, Any], replay: Replay) -> Data:
     return data
 
 
-def _has_index(x: Any) -> bool:
+def _has_index(x: object) -> bool:
     has_index = hasattr(x, "__len__") and hasattr(x, "__getitem__")
     is_plain = isinstance(x, list | tuple | dict | str | bytes)
     return isinstance(x, keras.utils.PyDataset) or has_index and not is_plain
 
 
-def _is_grain(x: Any) -> bool:
+def _is_grain(x: object) -> bool:
     return type(x).__module__.split(".")[0] == "grain"
 
 
-def has_epochs(source: Any) -> bool:
+def has_epochs(source: object) -> bool:
     """Returns whether a source of batches does something between epochs, such as shuffling."""
     return any(
         getattr(type(source), name, None) is not getattr(keras.utils.PyDataset, name)
@@ -190,7 +199,7 @@ class _ArrayOrder:
     an order that follows from a seed of towers and the iterator's number.
     """
 
-    def __init__(self, seed: int, saved: Any = None) -> None:
+    def __init__(self, seed: int, saved: list | None = None) -> None:
         self._seed: int
         self._global_seed: int | None
         self._seed, self._global_seed = saved or (seed, None)
@@ -198,10 +207,12 @@ class _ArrayOrder:
         with tf.device("/cpu:0"):
             self._pass = tf.Variable(0, dtype=tf.int64)
 
-    def shuffle(self, original: Callable[[Any], tf.Tensor]) -> Callable[[Any], tf.Tensor]:
+    def shuffle(
+        self, original: Callable[[tf.Tensor], tf.Tensor]
+    ) -> Callable[[tf.Tensor], tf.Tensor]:
         """Replaces `tf.random.shuffle` in the function that Keras traces."""
 
-        def shuffled(values: Any) -> tf.Tensor:
+        def shuffled(values: tf.Tensor) -> tf.Tensor:
             graph = tf.compat.v1.get_default_graph()
             if not self._is_saved:
                 self._global_seed = graph.seed
@@ -219,7 +230,7 @@ class _ArrayOrder:
     def begin_pass(self, number: int) -> None:
         self._pass.assign(number)
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         return {"order": [self._seed, self._global_seed]}
 
 
@@ -230,7 +241,12 @@ class _Indexed(keras.utils.PyDataset):
     """
 
     def __init__(
-        self, source: Any, replay: Replay, shuffle: Any, is_epoch: bool, saved: Any = None
+        self,
+        source: keras.utils.PyDataset,
+        replay: Replay,
+        shuffle: bool,
+        is_epoch: bool,
+        saved: dict[str, Json] | None = None,
     ) -> None:
         """
         is_epoch: whether an iterator of the data for training is an epoch.
@@ -243,16 +259,17 @@ class _Indexed(keras.utils.PyDataset):
         self._left_of_signature = _SIGNATURE_READS
         if length is not None:
             self._left_of_signature = min(length, _SIGNATURE_READS)
-        self._empty: Any = None
+        self._empty: Structure = None
         is_parallel = self.workers > 1 or self.workers > 0 and self.use_multiprocessing
         self._is_in_turn = not is_parallel
         # Keras' threads hand on what is left of one epoch as the first batches of the next one.
         self.reads = ALL if is_parallel else THIS_PASS
         self._is_in_order = is_epoch and not shuffle  # whether an index is a step of the epoch
         self._at = 0  # the number of batches of the iterator that have been read in turn
-        self._states: dict[int, Any] = {}  # by such a number: the random state that it draws from
+        # By such a number: the random state that it draws from.
+        self._states: dict[int, dict[str, Json] | None] = {}
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable, tuple]:
         """Sends only the source to another process."""
         return _itself, (self._source,)
 
@@ -264,7 +281,7 @@ class _Indexed(keras.utils.PyDataset):
             return source.num_batches
         return len(source)
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Structure:
         if self._left_of_signature:
             self._left_of_signature -= 1
             batch = self._source[index]
@@ -287,7 +304,7 @@ class _Indexed(keras.utils.PyDataset):
         # Threads begin to read before Keras does, and in any order.
         return replay.is_before_epoch or self._is_in_order and index < replay.num_done
 
-    def _read(self, at: int, index: int) -> Any:
+    def _read(self, at: int, index: int) -> Structure:
         """Reads a batch; keeps the random state before it if the source draws from it."""
         self._replay.wait()  # for the random state, from which the batch may draw
         if self._saved:
@@ -305,7 +322,7 @@ class _Indexed(keras.utils.PyDataset):
     def begin_pass(self, number: int) -> None:
         self._at, self._states = 0, {}
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Json]:
         return {"next": self._states.get(self._replay.now.pass_step)}
 
     def _tell(self, name: str) -> None:
@@ -316,17 +333,17 @@ class _Indexed(keras.utils.PyDataset):
     on_epoch_end = partialmethod(_tell, "on_epoch_end")
 
 
-def _itself(source: Any) -> Any:
+def _itself(source: keras.utils.PyDataset) -> keras.utils.PyDataset:
     return source
 
 
-def _no_rows(value: Any) -> Any:
+def _no_rows(value: BatchTensor) -> BatchTensor | np.ndarray:
     if is_composite(value):
         return take_rows(value, [0], [0])
     return np.asarray(value)[:0]
 
 
-def _dataset(dataset: tf.data.Dataset, replay: Replay, shuffle: Any) -> Data:
+def _dataset(dataset: tf.data.Dataset, replay: Replay, shuffle: bool | str) -> Data:
     draws = examine(dataset, "x")
     if draws.is_known:
         replay.variables = draws.variables
@@ -339,7 +356,9 @@ def _dataset(dataset: tf.data.Dataset, replay: Replay, shuffle: Any) -> Data:
     )
 
 
-def _stateful(source: Any, steps: int | None, done: Callable[[], int], saved: Any) -> Data:
+def _stateful(
+    source: Iterable[Structure], steps: int | None, done: Callable[[], int], saved: Json
+) -> Data:
     """Reads an iterable that has a state, and resumes from its state."""
     if steps is None:
         raise ValueError(
@@ -348,7 +367,7 @@ def _stateful(source: Any, steps: int | None, done: Callable[[], int], saved: An
         )
     row = Repeated(source, "x", done(), saved)
 
-    def batches() -> Iterator[Any]:
+    def batches() -> Iterator[Structure]:
         for batch in row:  # a thread may read ahead of the steps
             row.note(since=done())
             yield keras.tree.lists_to_tuples(batch)
@@ -358,13 +377,13 @@ def _stateful(source: Any, steps: int | None, done: Callable[[], int], saved: An
     )
 
 
-def _digest(parts: Any) -> str:
+def _digest(parts: Structure) -> str:
     """Returns the SHA-256 of arrays."""
     leaves = [leaf for leaf in keras.tree.flatten(parts) if leaf is not None]
     return sha256(piece for leaf in leaves for piece in content_of(_tensor(leaf)))
 
 
-def _tensor(array: Any) -> tf.Tensor:
+def _tensor(array: object) -> BatchTensor:
     """Returns an array as a tensor on the CPU."""
     with tf.device("/cpu:0"):
         if hasattr(array, "to_numpy"):  # pandas

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from towers.machine import callback_internals, signals
 from towers.machine.data_internals import split_arrays
@@ -25,8 +26,10 @@ from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.fit_data import FitData
 from towers.resume.resume import FitOption, Resume
+from towers.resume.resumed_data import Arguments
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, compared
-from towers.resume.train_state import TrainState
+from towers.resume.train_state import Logs, TrainState
+from towers.step.structures import Structure
 from towers.workers.workers import join_workers
 
 _FIT = "fit"  # in a checkpoint's state: the fit's identity; train.py's checkpoints have none
@@ -37,37 +40,37 @@ completed: dict[str, int] = {}
 
 
 def fit_arguments(
-    x: Any = None,
-    y: Any = None,
-    batch_size: Any = None,
-    epochs: Any = 1,
-    verbose: Any = "auto",
-    callbacks: Any = None,
-    validation_split: Any = 0.0,
-    validation_data: Any = None,
-    shuffle: Any = True,
-    class_weight: Any = None,
-    sample_weight: Any = None,
-    initial_epoch: Any = 0,
-    steps_per_epoch: Any = None,
-    validation_steps: Any = None,
-    validation_batch_size: Any = None,
-    validation_freq: Any = 1,
-) -> dict[str, Any]:
+    x: object = None,
+    y: object = None,
+    batch_size: object = None,
+    epochs: object = 1,
+    verbose: object = "auto",
+    callbacks: object = None,
+    validation_split: object = 0.0,
+    validation_data: object = None,
+    shuffle: object = True,
+    class_weight: object = None,
+    sample_weight: object = None,
+    initial_epoch: object = 0,
+    steps_per_epoch: object = None,
+    validation_steps: object = None,
+    validation_batch_size: object = None,
+    validation_freq: object = 1,
+) -> Arguments:
     """Returns all arguments of a call of `keras.Model.fit` by name, including the defaults."""
     return dict(locals())  # copied, because experiment trackers replace `keras.Model.fit`
 
 
 def resumed_fit(
     model: keras.Model,
-    fit: Callable[..., Any],
+    fit: Callable[..., keras.callbacks.History],
     resume: Resume,
-    arguments: Mapping[str, Any],
+    arguments: Arguments,
     *,
-    identity: Mapping[str, Any],
-    prepare: Callable[[Any], Sequence[keras.Variable]],
-    full_batch: Any,
-) -> Any:
+    identity: Mapping[str, object],
+    prepare: Callable[[Structure], Sequence[keras.Variable]],
+    full_batch: tf.Variable,
+) -> keras.callbacks.History:
     """Runs `fit`, and returns its history with the epochs of all processes.
 
     fit: Keras' `fit` of the compiled parallel model.
@@ -126,19 +129,19 @@ def resumed_fit(
         return history
 
 
-def _without_options(callbacks: Any) -> list[keras.callbacks.Callback]:
+def _without_options(callbacks: object) -> list[keras.callbacks.Callback]:
     """Returns the callbacks that run; raises ValueError for a BackupAndRestore."""
-    callbacks = keras.tree.flatten(callbacks)
-    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in callbacks):
+    flat = keras.tree.flatten(callbacks)
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in flat):
         raise ValueError(
             "callbacks: towers.Resume and keras.callbacks.BackupAndRestore both restore a "
             "fit, and together they would skip steps. Remove BackupAndRestore: towers.Resume saves "
             "all that it does, and more often."
         )
-    return [callback for callback in callbacks if not isinstance(callback, FitOption)]
+    return [callback for callback in flat if not isinstance(callback, FitOption)]
 
 
-def _with_validation_data(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _with_validation_data(arguments: Arguments) -> Arguments:
     """Returns the arguments of `fit` with `validation_data` in place of a `validation_split`."""
     arguments = dict(arguments)
     if arguments["validation_split"] and arguments["validation_data"] is None:
@@ -232,7 +235,7 @@ def _check_not_completed(resume: Resume, initial_epoch: int, state: TrainState) 
 
 
 def _variables(
-    model: keras.Model, own: Sequence[keras.Variable]
+    model: keras.Model, unlisted: Sequence[keras.Variable]
 ) -> dict[str, list[keras.Variable]]:
     """Returns all variables that the next steps depend on; each is in its first group only."""
     groups: dict[str, list[keras.Variable]] = {}
@@ -242,7 +245,7 @@ def _variables(
         ("model", model.variables),
         ("optimizer", of_optimizer),
         ("metrics", model.metrics_variables),
-        ("step", own),
+        ("step", unlisted),
     ):
         groups[name] = list({id(v): v for v in variables if id(v) not in seen}.values())
         seen.update(map(id, variables))
@@ -258,7 +261,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         directory: str,
         data: FitData,
         after: AfterStep,
-        **options: Any,
+        **options: object,
     ) -> None:
         """
         directory: the path or URL that the user gave, for messages.
@@ -270,7 +273,9 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         self._checkpointer, self._state = after.checkpointer, after.state
         self._steps_done = after.state.epoch_step  # steps of the epoch under way
 
-    def fit(self, fit: Callable[..., Any], arguments: Mapping[str, Any]) -> Any:
+    def fit(
+        self, fit: Callable[..., keras.callbacks.History], arguments: Arguments
+    ) -> keras.callbacks.History:
         """Runs Keras' `fit`, which does not train again in the steps that are done."""
         model, data, state = self.model, self._data, self._state
         callback_internals.forget_initial_epoch(model)
@@ -308,7 +313,7 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
                 flush=True,
             )
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Begins the callbacks, then restores their state and the variables."""
         super().on_train_begin(logs)
         self._checkpointer.restore()
@@ -318,12 +323,12 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         if self._state.epoch >= self.params["epochs"]:  # the checkpoint is older than this copy
             callback_internals.finalize_averages(self.callbacks)
 
-    def on_train_end(self, logs: Any = None) -> None:
+    def on_train_end(self, logs: Logs | None = None) -> None:
         """Ends the callbacks. After a complete fit, random numbers go on as after its last step."""
         self._data.reach()
         super().on_train_end(logs)
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Begins an epoch. In mid-epoch, restores values that callbacks set, such as a rate."""
         self._data.at_epoch(epoch)
         if self._data.is_before:
@@ -335,12 +340,12 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
             self.model.stop_training = self._state.stopped
         self._checkpointer.found = None
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         self._data.at_step(batch)
         if not self._data.is_done:
             super().on_train_batch_begin(batch, logs)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Counts the steps of an execution that ends with `batch`, and saves if a save is due."""
         if self._data.is_done:
             self._data.end_step(batch)
@@ -354,26 +359,26 @@ class ResumedCallbacks(keras.callbacks.CallbackList):
         state.epoch_step, state.logs = steps, logs or {}
         self._after.end_step(before)
 
-    def on_test_begin(self, logs: Any = None) -> None:
+    def on_test_begin(self, logs: Logs | None = None) -> None:
         if not self._data.is_before:
             self._data.reach()  # a callback may have stopped the epoch in its first steps
             super().on_test_begin(logs)
 
-    def on_test_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         if not self._data.is_before:
             super().on_test_batch_begin(batch, logs)
 
-    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_test_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         """Obeys a signal. The resumed fit runs the whole validation again."""
         if not self._data.is_before:
             super().on_test_batch_end(batch, logs)
             self._after.obey()
 
-    def on_test_end(self, logs: Any = None) -> None:
+    def on_test_end(self, logs: Logs | None = None) -> None:
         if not self._data.is_before:
             super().on_test_end(logs)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Saves each complete epoch after its callbacks have run."""
         self._data.end_epoch()
         if self._data.is_before:

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import keras
@@ -17,9 +17,11 @@ import tensorflow as tf
 from towers.divide.tower_step import TowerStep
 from towers.machine.callback_internals import CALLBACK_FIELDS, says_averages
 from towers.resume.checkpoints import json_copy
+from towers.resume.stateful import Json
 from towers.resume.train_state import plain
 from towers.resume.unsaved import Watched
 
+State: TypeAlias = dict[str, Any]  # of a callback, as JSON values
 OPTIONS, FULL_BATCH = "options", "full batch"  # in a checkpoint's state
 
 # For each optimizer: the options that the script gave it, and those at the end of the last run.
@@ -27,7 +29,7 @@ _seen: WeakKeyDictionary = WeakKeyDictionary()
 
 
 @contextmanager
-def compared(optimizers: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def compared(optimizers: Mapping[str, object]) -> Iterator[dict[str, Json]]:
     """Gives a fit the options of the script, {"optimizer.learning_rate": 0.001, ...}.
 
     Callbacks may change the learning rate during the fit. If a later fit uses the same optimizer
@@ -35,7 +37,7 @@ def compared(optimizers: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     `optimizers` that are not optimizers are ignored.
     """
     named = {n: o for n, o in optimizers.items() if isinstance(o, keras.optimizers.Optimizer)}
-    told: dict[str, dict[str, Any]] = {}
+    told: dict[str, dict[str, Json]] = {}
     for name, optimizer in named.items():
         now = _options(optimizer)
         before, left = _seen.get(optimizer, (now, now))
@@ -47,7 +49,7 @@ def compared(optimizers: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             _seen[optimizer] = told[name], _options(optimizer)
 
 
-def _options(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+def _options(optimizer: keras.optimizers.Optimizer) -> dict[str, Json]:
     """Returns the flat arguments of an optimizer; {} if its get_config() fails."""
     try:
         with warnings.catch_warnings():
@@ -57,7 +59,7 @@ def _options(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
         return {}
 
 
-def _flat(config: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+def _flat(config: Mapping[str, object], prefix: str) -> Iterator[tuple[str, Json]]:
     """Yields ("learning_rate", "CosineDecay"), ("learning_rate.decay_steps", 100) and so on.
 
     Names are left out because they count the objects of a process. Values must be JSON.
@@ -121,7 +123,7 @@ def assign_arrays(
 
     Variables are matched by order, because their paths count earlier models of the process.
     """
-    pairs: list[tuple[Any, np.ndarray]] = []
+    pairs: list[tuple[keras.Variable, np.ndarray]] = []
     for group, variables in groups.items():
         saved = {k: v for k, v in arrays.items() if k.startswith(f"{group}/")}
         for variable, (name, value) in zip(variables, saved.items(), strict=False):
@@ -140,7 +142,7 @@ def assign_arrays(
         variable.assign(value)
 
 
-def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
+def callbacks_arrays(callbacks: Sequence[keras.callbacks.Callback]) -> dict[str, np.ndarray]:
     """Copies the best weights that `EarlyStopping(restore_best_weights=True)` keeps."""
     arrays: dict[str, np.ndarray] = {}
     for i, callback in enumerate(callbacks):
@@ -151,7 +153,9 @@ def callbacks_arrays(callbacks: Sequence[Any]) -> dict[str, np.ndarray]:
     return arrays
 
 
-def callbacks_state(callbacks: Sequence[Any], warn: Callable[[str], None]) -> list[dict[str, Any]]:
+def callbacks_state(
+    callbacks: Sequence[keras.callbacks.Callback], warn: Callable[[str], None]
+) -> list[State]:
     """Copies each callback's state as JSON values; `warn` gets a line for a state that is not JSON.
 
     A custom callback has a state if it defines `get_state()` -> JSON values and `set_state(value)`.
@@ -159,7 +163,7 @@ def callbacks_state(callbacks: Sequence[Any], warn: Callable[[str], None]) -> li
     return [{**_callback_state(c, warn), _CLASS: _class(c)} for c in callbacks]
 
 
-def watch_callbacks(callbacks: Sequence[Any]) -> list[Watched]:
+def watch_callbacks(callbacks: Sequence[keras.callbacks.Callback]) -> list[Watched]:
     """Watches callbacks that do not say by two methods what their state is."""
     return [
         Watched(callback, (*_CALLBACK_FIELDS, _BEST_WEIGHTS))
@@ -168,14 +172,14 @@ def watch_callbacks(callbacks: Sequence[Any]) -> list[Watched]:
     ]
 
 
-def _class(callback: Any) -> str:
+def _class(callback: keras.callbacks.Callback) -> str:
     """Returns the class of a callback. SwapEMAWeights has its argument, which must not change."""
     if isinstance(callback, keras.callbacks.SwapEMAWeights):
         return f"{type(callback).__name__}(swap_on_epoch={callback.swap_on_epoch})"
     return type(callback).__name__
 
 
-def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any]:
+def _callback_state(callback: keras.callbacks.Callback, warn: Callable[[str], None]) -> State:
     if hasattr(callback, "get_state"):
         state = {"get_state": callback.get_state()}
         if isinstance(callback, keras.callbacks.EarlyStopping):  # for `stops_again` alone
@@ -201,8 +205,8 @@ def _callback_state(callback: Any, warn: Callable[[str], None]) -> dict[str, Any
 
 
 def restore_callbacks(
-    callbacks: Sequence[Any],
-    states: Sequence[dict[str, Any]],
+    callbacks: Sequence[keras.callbacks.Callback],
+    states: Sequence[State],
     arrays: dict[str, np.ndarray],
     warn: Callable[[str], None],
 ) -> None:
@@ -223,8 +227,8 @@ def restore_callbacks(
 
 
 def _paired(
-    callbacks: Sequence[Any], states: Sequence[dict[str, Any]]
-) -> tuple[list[tuple[Any, int]], list[dict[str, Any]]]:
+    callbacks: Sequence[keras.callbacks.Callback], states: Sequence[State]
+) -> tuple[list[tuple[keras.callbacks.Callback, int]], list[State]]:
     """Returns (callback, index of its saved state) pairs, and the states that no callback takes."""
     left, pairs = dict(enumerate(states)), []
     for callback in callbacks:
@@ -237,7 +241,7 @@ def _paired(
 
 
 def stops_again(
-    callbacks: Sequence[Any], states: Sequence[dict[str, Any]], loss: float | None
+    callbacks: Sequence[keras.callbacks.Callback], states: Sequence[State], loss: float | None
 ) -> bool:
     """Returns whether callbacks that get these saved states would at once stop the run again.
 
@@ -256,8 +260,8 @@ def stops_again(
 
 
 def _restore(
-    callback: Any,
-    state: dict[str, Any],
+    callback: keras.callbacks.Callback,
+    state: State,
     arrays: dict[str, np.ndarray],
     prefix: str,
     warn: Callable[[str], None],
@@ -297,7 +301,7 @@ def _rows(logger: keras.callbacks.CSVLogger) -> str | None:
         return None
 
 
-def _kind(value: Any) -> str:
+def _kind(value: np.ndarray | keras.Variable) -> str:
     """Returns the dtype and shape of an array or a variable, such as "float32 [3, 3, 1, 32]"."""
     if isinstance(value.dtype, str):
         dtype = value.dtype

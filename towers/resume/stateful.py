@@ -9,20 +9,22 @@ iterator has get_state() and set_state(value), or state_dict() and load_state_di
 
 import base64
 import copy
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias, Union
 
 import numpy as np
 
+# A value of JSON.
+Json: TypeAlias = Union[None, bool, int, float, str, Sequence["Json"], Mapping[str, "Json"]]
 _METHODS = (("get_state", "set_state"), ("state_dict", "load_state_dict"))
 
 
-def methods(value: Any) -> tuple[str, str] | None:
+def methods(value: object) -> tuple[str, str] | None:
     """Returns the names of the methods that get and set the state; None if there are none."""
     return next((names for names in _METHODS if all(hasattr(value, n) for n in names)), None)
 
 
-def has_state(value: Any) -> bool:
+def has_state(value: object) -> bool:
     """Returns whether `value` is an iterable that has a state, or whose iterator has one."""
     return hasattr(value, "__iter__") and bool(methods(value) or methods(iter(value)))
 
@@ -30,7 +32,9 @@ def has_state(value: Any) -> bool:
 class Repeated:
     """Yields the parts of an iterable, pass after pass; `at` is the next one's number over all."""
 
-    def __init__(self, source: Any, where: str, at: int = 0, saved: Any = None) -> None:
+    def __init__(
+        self, source: Iterable[object], where: str, at: int = 0, saved: Json = None
+    ) -> None:
         """
         where: the name of the source, for errors.
         saved: the result of `saved` from which to resume; None begins a pass.
@@ -41,7 +45,7 @@ class Repeated:
         of_source = methods(source)
         if of_source and state is not None:
             getattr(source, of_source[1])(state)
-        self._iterator: Iterator[Any] = iter(source)
+        self._iterator: Iterator[object] = iter(source)
         self._is_anew = state is None  # a pass from a state may have no parts left
         if state is None:
             self.note(at)
@@ -49,10 +53,10 @@ class Repeated:
             owner, names = self._owner()
             getattr(owner, names[1])(state)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         """Returns the next part. Raises ValueError if a whole pass gives none."""
         for part in self._iterator:
             self._is_anew = False
@@ -69,7 +73,7 @@ class Repeated:
         states = {**self._states, self.at: copy.deepcopy(getattr(owner, names[0])())}
         self._states = {at: state for at, state in states.items() if at >= since}
 
-    def saved(self, at: int) -> Any:
+    def saved(self, at: int) -> Json:
         """Returns the noted state before part `at`, as JSON values."""
         try:
             return encoded(self._states[at])
@@ -77,7 +81,7 @@ class Repeated:
             name = self._owner()[1][0]
             raise ValueError(f"{self._where}: its {name}() cannot be saved: {error}.") from None
 
-    def _owner(self) -> tuple[Any, tuple[str, str]]:
+    def _owner(self) -> tuple[object, tuple[str, str]]:
         """Returns the object that has the state, and the names of its two methods."""
         if methods(self._source):
             owner = self._source
@@ -88,7 +92,7 @@ class Repeated:
         return owner, names
 
 
-def encoded(value: Any) -> Any:
+def encoded(value: object) -> Json:
     """Encodes numbers, text, bytes, lists, tuples, dicts and NumPy or torch arrays as JSON values.
 
     {"at": 3, "order": array([2, 0])} -> {"dict": [["at", 3], ["order", {"array": ...}]]}

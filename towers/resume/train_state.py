@@ -3,7 +3,11 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeAlias
+
+from towers.resume.stateful import Json
+
+Logs: TypeAlias = dict[str, float]  # means of an epoch so far, by the name of the metric
 
 
 @dataclasses.dataclass
@@ -13,9 +17,9 @@ class TrainState:
     step: int = 0  # updates in all epochs
     epoch: int = 0  # complete epochs
     epoch_step: int = 0  # updates in this epoch
-    logs: dict[str, Any] = dataclasses.field(default_factory=dict)  # this epoch's running means
+    logs: Logs = dataclasses.field(default_factory=dict)  # this epoch's running means
     history: dict[str, list[float]] = dataclasses.field(default_factory=dict)  # of complete epochs
-    results: list[list[Any]] = dataclasses.field(
+    results: list[list[object]] = dataclasses.field(
         default_factory=list
     )  # a row for each complete epoch
     best: float | None = None  # the best epoch's monitored value, negated if lower is better
@@ -31,7 +35,7 @@ class TrainState:
         """Makes a TrainState from a result of `to_json`. An unknown field raises TypeError."""
         return cls(**values)
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Json]:
         """Returns a copy as plain values. Later steps do not change it."""
         logs = {name: plain(value) for name, value in self.logs.items()}
         values = {
@@ -44,7 +48,7 @@ class TrainState:
         del values["in_step"]
         return values
 
-    def add_step(self, logs: dict[str, Any]) -> None:
+    def add_step(self, logs: Logs) -> None:
         """Counts one more update, and keeps its logs."""
         self.step += 1
         self.epoch_step += 1
@@ -52,7 +56,7 @@ class TrainState:
         self.in_step = False
 
     def end_epoch(
-        self, row: list[Any], logs: Mapping[str, float], score: tuple[float, float] | None
+        self, row: list[object], logs: Mapping[str, float], score: tuple[float, float] | None
     ) -> None:
         """Counts the epoch under way as complete, after its validation.
 
@@ -102,7 +106,7 @@ class TrainState:
         return self.stopped or patience is not None and self.epochs_since_best >= patience
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Converts a NumPy number, or a tensor of one number, to a Python number."""
     value = value.numpy() if hasattr(value, "numpy") else value
     if hasattr(value, "item"):

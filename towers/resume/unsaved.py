@@ -9,7 +9,6 @@ A custom callback without get_state() and set_state(value) begins again in a res
 import dis
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -24,12 +23,12 @@ _UNKNOWN = object()  # stands for a value that is missing or cannot be compared
 class Watched:
     """Watches the attributes of one callback, from the end of its `on_train_begin` on."""
 
-    def __init__(self, callback: Any, saved: Iterable[str]) -> None:
+    def __init__(self, callback: keras.callbacks.Callback, saved: Iterable[str]) -> None:
         """saved: the names of attributes that checkpoints hold for every callback."""
         self._callback, self._is_warned = callback, False
         classes = type(callback).__mro__
         keras = [c for c in classes if c.__module__.startswith("keras.")]
-        self._own = [c for c in classes if c not in keras]
+        self._custom = [c for c in classes if c not in keras]
         # Attributes of Keras' classes are saved, or `on_train_begin` makes them again.
         self._skipped = {*saved, *_accessed(keras, [n for c in keras for n in vars(c)])[1]}
         self._first = self._values()
@@ -53,15 +52,15 @@ class Watched:
         changed = [k for k, v in values.items() if v != self._first.get(k, _UNKNOWN)]
         if not changed:
             return []
-        read, assigned = _accessed(self._own, _BEGIN_EPOCH)
+        read, assigned = _accessed(self._custom, _BEGIN_EPOCH)
         renewed = assigned - read
         if is_mid_epoch:  # then a value that the epoch's batches change is lost, such as a sum
-            others = [n for c in self._own for n in vars(c) if n not in (*_BEGIN, *_BEGIN_EPOCH)]
-            renewed -= _accessed(self._own, others)[1]
+            others = [n for c in self._custom for n in vars(c) if n not in (*_BEGIN, *_BEGIN_EPOCH)]
+            renewed -= _accessed(self._custom, others)[1]
             renewed -= {k for k in changed if isinstance(values[k], list)}  # which may have grown
         return [name for name in changed if name not in renewed]
 
-    def _values(self) -> dict[str, Any]:
+    def _values(self) -> dict[str, object]:
         """Returns a comparable copy of each attribute that a custom class has assigned."""
         values = getattr(self._callback, "__dict__", {})
         copies = {n: _copy(v) for n, v in values.items() if n not in self._skipped}
@@ -85,7 +84,7 @@ def _accessed(classes: Sequence[type], methods: Iterable[str]) -> tuple[set[str]
     return read, assigned
 
 
-def _copy(value: Any, depth: int = 4) -> Any:
+def _copy(value: object, depth: int = 4) -> object:
     """Returns a copy of plain values and small containers or arrays of them; else _UNKNOWN."""
     if isinstance(value, bool | int | float | complex | str | bytes):
         return repr(value)  # NaN equals NaN

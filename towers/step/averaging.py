@@ -13,14 +13,14 @@ whichever device each tower ran on.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias, Union
+from typing import TypeAlias, Union
 
 import tensorflow as tf
 
 from towers.machine.devices import Policy
 from towers.step.transfers import transfer
 
-Values: TypeAlias = list[Any]  # V tensors: one tower's, or sums
+Values: TypeAlias = list[tf.Tensor]  # V tensors: one tower's, or sums
 Tree: TypeAlias = Union[list, tuple["Tree", "Tree"]]  # Values, or the subtrees still to be added
 
 
@@ -70,18 +70,18 @@ def add_tree(tree: Tree) -> Values:
 
 def subtrees(owners: Sequence[int]) -> list[tuple[int, range]]:
     """Returns (owner, towers) of each maximal subtree of one owner, given each tower's, sorted."""
-    found = []
+    pairs = []
     waiting = [range(len(owners))]
     while waiting:
         towers = waiting.pop()
         owner = owners[towers[0]]
         if owners[towers[-1]] == owner:
-            found.append((owner, towers))
+            pairs.append((owner, towers))
         else:
             left, right = _halves(len(towers))
             waiting += [towers[right], towers[left]]
-    assert [t for _, towers in found for t in towers] == list(range(len(owners)))
-    return found
+    assert [t for _, towers in pairs for t in towers] == list(range(len(owners)))
+    return pairs
 
 
 def add_subtrees(sums: Mapping[range, tf.Tensor], towers: range) -> tf.Tensor:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from towers import __version__
 from towers.machine.devices import HOST
 from towers.machine.keras_internals import all_layers
+from towers.step.raw_variables import RawVariable
 from towers.step.sharding import Placed, shard_sizes
 from towers.step.digests import variable_digest
 from towers.step.structures import Structure
@@ -34,7 +35,7 @@ def check_model(model: keras.Model) -> None:
 
 
 def check_agreement(
-    cluster: Workers, variables: Sequence[Any], settings: Mapping[str, object]
+    cluster: Workers, variables: Sequence[RawVariable], settings: Mapping[str, object]
 ) -> None:
     """Raises ValueError if workers differ in versions, settings or the values of variables."""
     if cluster.num_workers > 1:
@@ -106,7 +107,7 @@ def checked_rows(*batch: Structure) -> Iterator[None]:
     if len(named) > 1 and any(_rows(part) is None for _, part in named):
         with tf.device(HOST):
             counts = [tf.cast(tf.shape(part)[0], tf.int32) for _, part in named]
-            said: list[Any] = []
+            said: list[str | tf.Tensor] = []
             for (name, _), count in zip(named, counts, strict=True):
                 said += [f"{', ' if said else _DIFFER}{name} ", count]
             same = tf.reduce_all(tf.equal(tf.stack(counts), counts[0]))
@@ -145,7 +146,7 @@ def check_placed(placed: Placed, batch: Structure, num_towers: int, local_towers
             )
 
 
-def _rows(part: Any) -> Any:
+def _rows(part: tf.Tensor | np.ndarray) -> Any:
     """Returns the number of rows of a tensor or array; None if only the graph knows it."""
     try:
         return len(part)  # 10 times as fast as reading the shape of an array or an eager tensor
@@ -156,7 +157,7 @@ def _rows(part: Any) -> Any:
         return shape[0]
 
 
-def _named_parts(batch: Sequence[Any]) -> list[tuple[str, Any]]:
+def _named_parts(batch: Sequence[Structure]) -> list[tuple[str, tf.Tensor]]:
     """Returns the present parts of a batch, with names: ("x", tensor), ("y['a']", tensor)."""
     return [
         (_PARTS[first] + "".join(f"[{key!r}]" for key in path), part)

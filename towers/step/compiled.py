@@ -1,7 +1,5 @@
 """Reads the optimizer, loss and metrics of a compiled model."""
 
-from typing import Any
-
 import keras
 
 from towers.step.metrics import overrides
@@ -10,7 +8,7 @@ COMPILED = "compiled"  # stands for the value that the model's `compile` got
 
 
 def missing_of(
-    model: keras.Model, optimizer: keras.optimizers.Optimizer | str, loss: Any
+    model: keras.Model, optimizer: keras.optimizers.Optimizer | str, loss: object
 ) -> list[str]:
     """Returns which of "optimizer" and "loss" are `COMPILED`, that is, come from the model.
 

@@ -6,11 +6,12 @@ sum_of_bits        a number of tensors, computed where they are; it takes 1 ns f
 """
 
 import hashlib
-from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
+
+from towers.step.structures import Structure
 
 # The constants of splitmix64, whose outputs pass tests of randomness (Steele, Lea and Flood, "Fast
 # Splittable Pseudorandom Number Generators", 2014).
@@ -41,13 +42,13 @@ def digest(model: keras.Model) -> str:
     return found.hexdigest()[:8]
 
 
-def variable_digest(variable: Any) -> str:
+def variable_digest(variable: keras.Variable) -> str:
     """Returns 16 hexadecimal digits of the SHA-256 of a variable's dtype, shape and bits."""
     value = variable.value.numpy()
     return hashlib.sha256(f"{value.dtype}{value.shape}".encode() + value.tobytes()).hexdigest()[:16]
 
 
-def sum_of_bits(structure: Any) -> tf.Tensor:
+def sum_of_bits(structure: Structure) -> tf.Tensor:
     """Returns a number, scalar int64, that changes if a bit of a tensor changes, or its place.
 
         sum over tensors k, rows r and columns c:  a(k) * a(r) * b(c) * bits(k, r, c)
@@ -72,7 +73,7 @@ def sum_of_bits(structure: Any) -> tf.Tensor:
     return total
 
 
-def as_digits(number: Any) -> str:
+def as_digits(number: tf.Tensor | np.int64) -> str:
     """Returns an int64 number as 16 hexadecimal digits."""
     return f"{int(number) % 2**64:016x}"
 

@@ -10,7 +10,6 @@ tower 0 ... tower T-1  ->  [T, 1 + V] bool: the tower's loss, and each gradient,
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import numpy as np
@@ -25,7 +24,7 @@ _AROUND = re.compile(r"Graph execution error|Detected at node|<stack traces|\s+F
 
 
 @contextmanager
-def first_error(undivided: Callable[[], Any]) -> Iterator[None]:
+def first_error(undivided: Callable[[], object]) -> Iterator[None]:
     """Replaces a CancelledError inside the with block by the error of `undivided`, if any."""
     try:
         yield
@@ -58,7 +57,7 @@ class NewestBatch:
     """Keeps the newest batch of a graph that reads its batches from an iterator itself."""
 
     def __init__(self) -> None:
-        self._specs: Any = None
+        self._specs: Structure = None
         self._kept: list[tf.Variable] = []
 
     def prepare(self, *specs: Structure) -> None:
@@ -80,7 +79,7 @@ class NewestBatch:
             values = zip(self._kept, components(batch), strict=True)
             return [variable.assign(value).op for variable, value in values]
 
-    def read(self) -> Any:
+    def read(self) -> Structure:
         """Returns the batch that `keep` stored; None before `prepare`."""
         if self._specs is None:
             return None

@@ -16,15 +16,17 @@ the same bits on any number of workers. A worker needs only the sizes of other w
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import tensorflow as tf
 
 from towers.machine.devices import Policy
 from towers.step.averaging import Tree, Values, add_subtrees, add_tree, partial_sums, subtrees
 from towers.step.checks import check_agreement
+from towers.step.raw_variables import RawVariable
 from towers.step.sharding import Shard, batch_size, rows_of, shard_batch
 from towers.step.structures import (
+    BatchTensor,
     Structure,
     components,
     is_composite,
@@ -105,7 +107,9 @@ class Exchange(Protocol):
         Makes the step fail in every worker if the workers' global batches differ.
         """
 
-    def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
+    def check_agreement(
+        self, variables: Sequence[RawVariable], settings: Mapping[str, object]
+    ) -> None:
         """Raises ValueError if workers differ in versions, settings or the values of variables."""
 
 
@@ -138,7 +142,9 @@ class LocalExchange(Exchange):
     def agreed_batch(self, batch: Structure) -> Structure:
         return batch
 
-    def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
+    def check_agreement(
+        self, variables: Sequence[RawVariable], settings: Mapping[str, object]
+    ) -> None:
         pass
 
 
@@ -187,7 +193,7 @@ class WorkersExchange(Exchange):
                 sums[i] = part
         return sums
 
-    def _rows(self, values: Sequence[Any], shards: Sequence[Shard]) -> Any:
+    def _rows(self, values: Sequence[BatchTensor], shards: Sequence[Shard]) -> BatchTensor:
         """Joins the rows of T shards, in order, given this worker's [max(n, 1), ...]."""
         own = [rows_of(v, shards[t]) for t, v in zip(self.local_towers, values, strict=True)]
         sizes = [tf.add_n([shards[t].size for t in towers]) for towers in self._towers]
@@ -233,7 +239,9 @@ class WorkersExchange(Exchange):
         ]
         return tf.nest.pack_sequence_as(batch, joined)
 
-    def check_agreement(self, variables: Sequence[Any], settings: Mapping[str, object]) -> None:
+    def check_agreement(
+        self, variables: Sequence[RawVariable], settings: Mapping[str, object]
+    ) -> None:
         check_agreement(self._workers, variables, settings)
 
     def _add_vectors(self, values: Sequence[tf.Tensor]) -> tf.Tensor:
@@ -257,7 +265,7 @@ class WorkersExchange(Exchange):
         total = tf.reshape(self._add_vectors(padded)[:size], tf.shape(first))
         return tf.ensure_shape(total, first.shape)
 
-    def _join(self, value: tf.Tensor, sizes: tf.Tensor) -> tf.Tensor:
+    def _join(self, value: BatchTensor, sizes: tf.Tensor) -> BatchTensor:
         """Joins [n_w, ...] of all workers to [sum(n_w), ...], in their order; sizes: n_w, int32."""
         if isinstance(value, tf.RaggedTensor):
             counts = self._collectives.all_gather(batch_size(value.values))

@@ -2,12 +2,12 @@
 
 import inspect
 import math
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from towers.machine.loss_internals import loss_tracker
+from towers.step.structures import Structure
 
 
 class BatchMetrics:
@@ -45,8 +45,13 @@ def overrides(model: keras.Model, name: str) -> bool:
 
 
 def call_compute_loss(
-    model: keras.Model, x: Any, y: Any, y_pred: Any, sample_weight: Any, training: bool
-) -> Any:
+    model: keras.Model,
+    x: Structure,
+    y: Structure,
+    y_pred: Structure,
+    sample_weight: Structure,
+    training: bool,
+) -> tf.Tensor:
     """Calls a custom `compute_loss`; older ones have no argument `training`."""
     takes_training = "training" in inspect.signature(model.compute_loss).parameters
     options = {"training": training} if takes_training else {}

@@ -4,11 +4,11 @@ global batch of 11, 4 towers   ->   [0 1 2] [3 4 5] [6 7 8] [9 10]
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from towers.step.structures import Structure, map_tensors, take_rows
+from towers.step.structures import BatchTensor, Structure, map_tensors, take_rows
 
 BatchValues: TypeAlias = tuple[Structure, Structure, Structure]  # x, y, sample_weight
 Placed: TypeAlias = Sequence[Structure] | None  # this worker's shards, if they are split already
@@ -63,7 +63,7 @@ def bounds(
     return begins, begins + tf.maximum(sizes, 1), sizes
 
 
-def rows_of(value: Any, shard: Shard) -> Any:
+def rows_of(value: BatchTensor, shard: Shard) -> BatchTensor:
     """Returns the rows of a tower's result, [max(size, 1), ...]; no row for an empty shard."""
     return take_rows(value, [0], [tf.where(shard.size > 0, batch_size(value), 0)])
 

@@ -26,7 +26,6 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -87,7 +86,7 @@ class Stages:
             for variable in getattr(call.operation, "variables", ()):
                 self._of_variables.setdefault(id(variable), stage)
 
-    def of(self, variables: Iterable[Any]) -> list[int]:
+    def of(self, variables: Iterable[keras.Variable]) -> list[int]:
         """Returns each variable's stage: the first that uses it, or the last if no layer does."""
         return [self._of_variables.get(id(v), self.num_stages - 1) for v in variables]
 
@@ -95,7 +94,7 @@ class Stages:
     def scopes(self) -> Iterator[None]:
         """Puts each layer's operations and gradients into the name scope of its stage."""
 
-        def scope(operation: Any, index: int) -> AbstractContextManager:
+        def scope(operation: keras.Operation, index: int) -> AbstractContextManager:
             stages = self._of_calls[id(operation)]
             return tf.name_scope(f"{STAGE_SCOPE}{stages[index % len(stages)]}")
 
@@ -126,14 +125,14 @@ def balanced(sizes: Sequence[int], num_parts: int) -> list[int]:
     """Returns where nonempty contiguous parts begin, such that the largest sum is minimal."""
 
     def begins(limit: int) -> list[int]:
-        found, total = [0], 0
+        starts, total = [0], 0
         for i, size in enumerate(sizes):
-            is_last_chance = len(sizes) - i == num_parts - len(found)
-            if i > found[-1] and (total + size > limit or is_last_chance):
-                found.append(i)
+            is_last_chance = len(sizes) - i == num_parts - len(starts)
+            if i > starts[-1] and (total + size > limit or is_last_chance):
+                starts.append(i)
                 total = 0
             total += size
-        return found
+        return starts
 
     limits = range(max(sizes), sum(sizes) + 1)
     smallest = bisect.bisect_left(limits, True, key=lambda n: len(begins(n)) <= num_parts)

@@ -4,7 +4,7 @@ Other modules do not depend on the kind of tensor: dense, ragged or sparse.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, Union
+from typing import Any, TypeAlias, TypeVar, Union
 
 import keras
 import numpy as np
@@ -12,10 +12,17 @@ import tensorflow as tf
 
 from towers.machine.tensorflow_internals import NONE_SPEC
 
+# A tensor [n, ...] of any kind: dense, ragged or sparse.
+BatchTensor: TypeAlias = tf.Tensor | tf.RaggedTensor | tf.SparseTensor
+# A tensor, or its spec or dtype. Or a list, tuple or dict of structures, as in `tf.nest`. None
+# stands for an absent tensor. All tensors of a batch have the same n.
+Structure: TypeAlias = Union[BatchTensor, Sequence["Structure"], Mapping[str, "Structure"], None]
+_Structure = TypeVar("_Structure")  # a result has the structure of the argument
+
 SPLIT, SUM = "split", "sum"  # scopes of operations, which --plan reads
 
 
-def as_tensor(value: Any) -> Any:
+def as_tensor(value: Any) -> BatchTensor:
     """Converts an array, or a matrix of SciPy, to a tensor; returns any tensor unchanged."""
     if is_scipy(value):
         entries = value.tocoo()
@@ -26,18 +33,18 @@ def as_tensor(value: Any) -> Any:
     return tf.convert_to_tensor(value)
 
 
-def is_composite(value: Any) -> bool:
+def is_composite(value: object) -> bool:
     """Whether a value, or its spec, is ragged or sparse, and so consists of several tensors."""
     kinds = tf.RaggedTensor | tf.RaggedTensorSpec | tf.SparseTensor | tf.SparseTensorSpec
     return isinstance(value, kinds)
 
 
-def is_scipy(value: Any) -> bool:
+def is_scipy(value: object) -> bool:
     """Whether a value is a sparse matrix or array of SciPy; SciPy need not be installed."""
     return hasattr(value, "tocoo")
 
 
-def take_rows(tensor: Any, begin: Any, end: Any) -> Any:
+def take_rows(tensor: BatchTensor, begin: tf.Tensor, end: tf.Tensor) -> BatchTensor:
     """Returns rows begin ... end - 1 of a tensor [n, ...]; both bounds are [1], at most n."""
     if isinstance(tensor, tf.SparseTensor):
         begin, end = (tf.cast(bound, tf.int64) for bound in (begin, end))
@@ -50,7 +57,7 @@ def take_rows(tensor: Any, begin: Any, end: Any) -> Any:
     return tf.strided_slice(tensor, begin, end)
 
 
-def gather_rows(tensor: Any, index: tf.Tensor) -> Any:
+def gather_rows(tensor: BatchTensor, index: tf.Tensor) -> BatchTensor:
     """Returns rows at `index`, [m] integers; a sparse tensor's entries must be sorted by row."""
     if not isinstance(tensor, tf.SparseTensor):
         return tf.gather(tensor, index)
@@ -65,7 +72,7 @@ def gather_rows(tensor: Any, index: tf.Tensor) -> Any:
     return sparse_rows(tensor, taken.value_rowids(), indices, values, tf.shape(index, tf.int64))
 
 
-def join_rows(tensors: Sequence[Any]) -> Any:
+def join_rows(tensors: Sequence[BatchTensor]) -> BatchTensor:
     """Concatenates the rows of several tensors [n, ...] of one kind."""
     if not isinstance(tensors[0], tf.SparseTensor):
         return tf.concat(list(tensors), axis=0)
@@ -93,28 +100,16 @@ def sparse_rows(
     return tensor
 
 
-# A dense, ragged or sparse tensor, or its spec or dtype. Or a list, tuple or dict of structures, as
-# in `tf.nest`. None stands for an absent tensor. All tensors of a batch have the same n.
-Structure: TypeAlias = Union[
-    tf.Tensor,
-    tf.RaggedTensor,
-    tf.SparseTensor,
-    Sequence["Structure"],
-    Mapping[str, "Structure"],
-    None,
-]
-
-
 def symbolic(spec: tf.TypeSpec) -> keras.KerasTensor:
     """Returns the symbolic Keras tensor of a spec."""
-    kind: dict[str, Any] = {"sparse": isinstance(spec, tf.SparseTensorSpec)}
+    kind: dict[str, object] = {"sparse": isinstance(spec, tf.SparseTensorSpec)}
     if isinstance(spec, tf.RaggedTensorSpec):
         rank, splits = spec.ragged_rank, spec.row_splits_dtype
         kind = {"ragged": True, "ragged_rank": rank, "row_splits_dtype": splits}
     return keras.KerasTensor(spec.shape, spec.dtype.name, **kind)
 
 
-def map_tensors(function: Callable[[tf.Tensor], Any], structure: Structure) -> Any:
+def map_tensors(function: Callable[[tf.Tensor], object], structure: _Structure) -> _Structure:
     """Maps a function over tensors, like `tf.nest.map_structure`; None stands for an absent one."""
     return tf.nest.map_structure(lambda v: None if v is None else function(v), structure)
 
@@ -125,7 +120,7 @@ def batch_specs(batch: Structure) -> Structure:
     return map_tensors(lambda v: None if isinstance(v, absent) else any_rows(v), batch)
 
 
-def any_rows(value: Any) -> tf.TypeSpec:
+def any_rows(value: BatchTensor | np.ndarray | tf.TypeSpec) -> tf.TypeSpec:
     """Returns the spec of an array, a tensor or a spec [n, ...], for any n."""
     shape = [None, *tf.TensorShape(value.shape)[1:]]
     if isinstance(value, tf.RaggedTensor):
@@ -137,12 +132,12 @@ def any_rows(value: Any) -> tf.TypeSpec:
     return tf.TensorSpec(shape, value.dtype)
 
 
-def components(batch: Structure) -> list[Any]:
+def components(batch: Structure) -> list[tf.Tensor]:
     """Returns a structure's tensors or specs; splits ragged and sparse ones, leaves out None."""
     return [v for v in tf.nest.flatten(batch, expand_composites=True) if v is not None]
 
 
-def packed(specs: Structure, tensors: Iterator[tf.Tensor]) -> Any:
+def packed(specs: _Structure, tensors: Iterator[tf.Tensor]) -> _Structure:
     """Packs the next tensors, in the order of `components`, into a structure of these specs."""
     flat = tf.nest.flatten(specs, expand_composites=True)
     values = [None if spec is None else next(tensors) for spec in flat]

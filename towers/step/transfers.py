@@ -7,7 +7,6 @@ more at both ends, so large tensors are sent separately.
 """
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import tensorflow as tf
 
@@ -16,14 +15,16 @@ import tensorflow as tf
 LARGE = 2 * 10**6
 
 
-def transfer(values: Sequence[Any], source: str, target: str, *, packed: bool) -> list[Any]:
+def transfer(
+    values: Sequence[tf.Tensor], source: str, target: str, *, packed: bool
+) -> list[tf.Tensor]:
     """Sends values from a source to one target device, bit for bit, like `spread`."""
     return spread(values, source, [target], packed=packed)[target]
 
 
 def spread(
-    values: Sequence[Any], source: str, targets: Iterable[str], *, packed: bool
-) -> dict[str, list[Any]]:
+    values: Sequence[tf.Tensor], source: str, targets: Iterable[str], *, packed: bool
+) -> dict[str, list[tf.Tensor]]:
     """Returns the values by target device, bit for bit; without `packed`, TensorFlow sends each.
 
     Only tensors of fixed shapes are packed; IndexedSlices and None may be among the values.
@@ -43,7 +44,7 @@ def spread(
     return arrived
 
 
-def packages(values: Sequence[Any]) -> list[tuple[list[int], list[tf.TensorShape]]]:
+def packages(values: Sequence[tf.Tensor]) -> list[tuple[list[int], list[tf.TensorShape]]]:
     """Returns (indices, shapes) of the tensors, or specs, that travel together as one package.
 
     Values of open shape or without elements are in no package. Values of at least `LARGE` bytes get

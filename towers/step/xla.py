@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -111,7 +110,7 @@ def small_loops(model: keras.Model) -> bool:
         return False
     # A user's loss may use an operation that XLA lacks, which would end the first step.
     loss = compile_arguments(model)[0] if model.compiled else None
-    given = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
+    losses = [value for value in tf.nest.flatten(loss) if not isinstance(value, str | None)]
     # A custom compute_loss, or any layer of a user, may use an operation that XLA lacks.
     return not overrides(model, "compute_loss") and (
         all(
@@ -124,11 +123,11 @@ def small_loops(model: keras.Model) -> bool:
             type(v) in _LOOPS + _BESIDE_LOOPS or isinstance(v, keras.Model) and _is_keras(v)
             for v in layers
         )
-        and all(map(_is_keras, given))
+        and all(map(_is_keras, losses))
     )
 
 
-def _is_keras(value: Any) -> bool:
+def _is_keras(value: object) -> bool:
     """Whether Keras defines a function, a class or the class of an object."""
     return getattr(value, "__module__", "").startswith("keras.")
 

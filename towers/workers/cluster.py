@@ -12,7 +12,6 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 TF_CONFIG = "TF_CONFIG"
 _SLURM_TASKS = "SLURM_STEP_NUM_TASKS"  # `srun` sets it, `sbatch` alone does not
@@ -68,8 +67,8 @@ def find_cluster(environment: Mapping[str, str] = os.environ) -> Cluster:
 def _from_tf_config(text: str) -> Cluster:
     try:
         config = json.loads(text)
-        jobs: Any = config.get("cluster", {})
-        task: Any = config.get("task", {})
+        jobs = config.get("cluster", {})
+        task = config.get("task", {})
         named = {job: list(jobs[job]) for job in jobs}
         kind, index = task.get("type", "worker"), task.get("index", 0)
     except (ValueError, AttributeError, TypeError):

@@ -2,7 +2,6 @@
 
 import json
 import os
-from typing import Any
 
 import keras
 
@@ -21,7 +20,7 @@ _WRITERS = {
 }
 
 
-def check_writers(workers: Workers, callbacks: Any) -> None:
+def check_writers(workers: Workers, callbacks: object) -> None:
     """Raises ValueError, in every worker, if callbacks of two workers would write one file.
 
     callbacks: None, a callback, a list of callbacks or Keras' CallbackList. Every worker calls this
@@ -42,7 +41,7 @@ def check_writers(workers: Workers, callbacks: Any) -> None:
                 )
 
 
-def _written(callbacks: Any) -> list[list[str]]:
+def _written(callbacks: object) -> list[list[str]]:
     """Returns [callback, path, remedy] for each file or directory that callbacks write."""
     found = []
     given = getattr(callbacks, "callbacks", callbacks)  # those of a CallbackList
