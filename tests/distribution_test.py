@@ -52,10 +52,10 @@ def problem(given):
     "given, wrong",
     [
         ("-e '.[cuda]'", None),
-        (f"'{NAME}[data,text]'", None),
+        (f"'{NAME}[remote,text]'", None),
         (NAME, None),
         ("numpy", None),
-        ("'towers[data]'.\",", "another project"),
+        ("'towers[text]'.\",", "another project"),
         ("numpy towers", "another project"),
         ("-e '.[gpu]'", "no extra {'gpu'}"),
         (f"{NAME}[all]", "no extra {'all'}"),

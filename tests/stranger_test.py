@@ -240,11 +240,10 @@ def test_what_a_run_or_data_name_is_opened_in_one_module():
 
 
 def test_a_config_that_names_a_command_runs_none(run, tmp_path):
-    """The records of the data would be the commands."""
-    values = TrainConfig(model="mlp", dataset="array_record", data_dir="data", features="os:system")
+    values = TrainConfig(model="mlp", dataset="os:abort")
     (run / "config.json").write_text(values.to_json())
     code, stdout, stderr = train("--evaluate=run", cwd=tmp_path)
-    assert code == 2 and "its config.json names --features=os:system, whose code" in stderr
+    assert code == 2 and "its config.json names --dataset=os:abort, whose code" in stderr
     assert "add --trust_run_dir=True" in stderr
 
 

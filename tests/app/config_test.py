@@ -22,7 +22,7 @@ from towers.app.datasets.weighting import balanced, note
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 # A flag is a promise: a new one needs a reason, and one that goes a line in CHANGELOG.md.
 FLAGS = """
-    model dataset data_dir image_size features data_workers shuffle_buffer augment
+    model dataset data_dir image_size data_workers shuffle_buffer augment
     num_gpus logical_gpus num_towers accumulate towers_per_device device variable_device strategy add_on gpus_per_tower
     stages batch_size batch_size_per_gpu jit_compile cpu_threads worker_timeout hang_timeout
     epochs max_steps fast_dev_run optimizer learning_rate schedule warmup_steps weight_decay momentum clip_norm

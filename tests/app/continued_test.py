@@ -78,7 +78,6 @@ def test_a_killed_run_resumes_on_any_devices_and_saves_at_a_signal_to_the_same_b
 NAMED = {  # what a stranger could have run, by the field that names it
     "model": "os:getcwd",
     "dataset": "theirs:data",
-    "features": "os:system",
     "augment": "pickle:loads",
     "callbacks": "package.module:function",
 }
@@ -121,14 +120,13 @@ def test_only_fields_that_name_code_are_imported():
             name = getattr(getattr(node, "func", None), "attr", None) or (
                 getattr(getattr(node, "func", None), "id", None)
             )
-            if name in ("import_function", "import_module", "named_classes", "__import__"):
+            if name in ("import_function", "import_module", "__import__"):
                 found.add((path.name, ast.unparse(node.args[-1])))
     fixed = {
         ("__init__.py", "_MODULES[name]"),
         ("environment.py", "'tensorflow'"),
         ("named.py", "argument"),
         ("named.py", "module_name"),
-        ("user.py", "argument"),
     }
     assert {ast.literal_eval(given) for _, given in found - fixed} == set(NAMED)
 
@@ -153,9 +151,9 @@ def test_evaluating_needs_trust_only_for_what_it_imports(run):
     file = run / "best.keras"
     with pytest.raises(ValueError) as caught:
         file_config(file, {})
-    named = "names model=os:getcwd dataset=theirs:data features=os:system, whose code"
+    named = "names model=os:getcwd dataset=theirs:data, whose code"
     assert named in str(caught.value)
-    given = {name: NAMED[name] for name in ("model", "dataset", "features")}
+    given = {name: NAMED[name] for name in ("model", "dataset")}
     assert file_config(file, given).augment == file_config(file, {"trust_run_dir": True}).augment
 
 

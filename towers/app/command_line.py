@@ -34,7 +34,7 @@ GROUPS = {  # NAME in --help=NAME -> (title, flags)
         (
             "data",
             "Data",
-            "dataset data_dir image_size features data_workers shuffle_buffer augment class_weight",
+            "dataset data_dir image_size data_workers shuffle_buffer augment class_weight",
         ),
         (
             "optimization",

@@ -118,8 +118,8 @@ def check_modules(
 
     fields: the names of the fields whose modules would be imported.
 
-    A name alone can run code, wherever the module lies: `features="os:system"` runs each record of
-    the data as a command.
+    A name alone can run code, wherever the module lies: importing a module executes it, and the
+    named function is called.
     """
     named = named_modules(config).items()
     listed = " ".join(f"{k}={v}" for k, v in named if k in fields and k not in given)

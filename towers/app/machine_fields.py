@@ -44,8 +44,8 @@ class MachineFields:
     dataset: str = code(
         "mnist",
         "The data: a built-in data set (mnist, fashion_mnist, cifar10, "
-        "music, image_folder, npz, synthetic, array_record, tfrecord), or "
-        "package.module:function, which returns (train, test).",
+        "music, image_folder, npz, synthetic), or package.module:function, which returns "
+        "(train, test).",
     )
     data_dir: str | None = path(
         None,
@@ -58,11 +58,6 @@ class MachineFields:
         "The size of image_folder's images: HEIGHTxWIDTH or HEIGHTxWIDTHxCHANNELS, such as "
         "224x224x3. Default: the most frequent size.",
         check=_check_image_size,
-    )
-    features: str | None = code(
-        None,
-        "A function package.module:function that turns one record of "
-        "array_record or tfrecord into (x, y). These data sets need it. Default: none.",
     )
     data_workers: int = count(
         0,

@@ -12,7 +12,6 @@ from towers.app.training.task import UserObjects
 from towers.resume.epoch import Epoch
 from towers.app.datasets import batches, pixels, tf_data
 from towers.app.datasets.npz import load as load_npz
-from towers.app.datasets.tf_data import Streamed
 from towers.app.datasets.user import from_splits
 
 COUNT = 6
@@ -70,14 +69,10 @@ def test_uint8_images_alone_are_divided_in_every_container_for_every_task_and_th
         assert dataset.notes == notes
 
 
-def test_records_and_streamed_examples_are_divided_after_they_are_shuffled(monkeypatch):
+def test_streamed_examples_are_divided_after_they_are_shuffled(monkeypatch):
     monkeypatch.setattr(tf_data, "fits", lambda num_bytes: num_bytes < 2 * (4 * 5 + 4))
-    records = tf.data.Dataset.range(COUNT)
-    parsed = Streamed(records, "here", COUNT, lambda i: (tf.gather(IMAGES, i), LABELS[0]))
     examples = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS))
-    for split in (parsed, examples):
-        np.testing.assert_array_equal(taken(split), DIVIDED)
-    assert parsed.given_spec[0].dtype == tf.uint8
+    np.testing.assert_array_equal(taken(examples), DIVIDED)
 
 
 @pytest.mark.parametrize("custom_loss", [False, True], ids=["classes", "own task"])

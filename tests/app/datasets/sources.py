@@ -51,26 +51,3 @@ def arrays(count, shape=(2, 3, 1)):
 def splits():
     """What --dataset takes."""
     return Pixels(23), Pixels(7)
-
-
-def from_bytes(record):
-    """What --features takes, of an ArrayRecord."""
-    values = np.frombuffer(record, np.uint8)
-    return values[:6].reshape(2, 3, 1), values[6] % NUM_CLASSES
-
-
-def to_bytes(index):
-    """One such record."""
-    x, y = Pixels()[index]
-    return x.tobytes() + bytes([y])
-
-
-def write_records(path, indices):
-    """Writes an ArrayRecord file; returns its path."""
-    from array_record.python.array_record_module import ArrayRecordWriter
-
-    writer = ArrayRecordWriter(str(path), "group_size:1")
-    for index in indices:
-        writer.write(to_bytes(index))
-    writer.close()
-    return str(path)

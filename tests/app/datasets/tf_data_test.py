@@ -71,17 +71,6 @@ def test_a_shuffle_buffer_larger_than_the_share_is_refused_with_the_largest():
     assert input_lib.load_examples(pairs(6), TrainConfig(shuffle_buffer=6))
 
 
-def test_an_example_that_cannot_be_parsed_is_named_by_its_index():
-    def parse(record):
-        return tf.debugging.check_numerics(1 / (record - 17), "bad record")[tf.newaxis], 0
-
-    records = tf.data.Dataset.range(COUNT).map(lambda index: tf.cast(index, tf.float32))
-    split = Streamed(records, "here", COUNT, parse)
-    examples = input_lib.load_examples(split, TrainConfig(shuffle_buffer=BUFFER))
-    batches = examples.batches(Epoch(BATCH, 0, 0))
-    assert refusal(list, batches).startswith("here: example 17 cannot be read: bad record")
-
-
 def test_an_example_that_cannot_be_read_is_named_by_its_index():
     broken = pairs().map(lambda x, y: (tf.debugging.check_numerics(1 / (x - 9), "no value"), y))
     message = refusal(order, broken)

@@ -1,6 +1,5 @@
 """Readers give the same batches whoever reads; an example that fails is named."""
 
-import pickle
 import re
 import subprocess
 import sys
@@ -8,12 +7,10 @@ import sys
 import numpy as np
 import pytest
 
-from tests.app.datasets.sources import arrays, Pixels, write_records
+from tests.app.datasets.sources import arrays, Pixels
 from tests.processes import has_ended, ROOT
-from towers.app.reading.examples import ArrayRecords, read_example, Source
+from towers.app.reading.examples import read_example, Source
 from towers.app.reading.readers import Readers
-
-FEATURES = "tests.app.datasets.sources:from_bytes"
 
 
 def source_of(examples, num_classes=None):
@@ -51,20 +48,6 @@ def test_an_example_unlike_the_first_is_refused_by_its_index(example, message):
     source = source_of([(np.zeros(2, np.float32), 0), example], 5)
     with pytest.raises(ValueError, match=f"^here: {re.escape(message)}[^\n]*$"):
         source.read([0, 1])
-
-
-def test_any_record_of_any_file_is_found_also_by_what_was_pickled(tmp_path):
-    files = {"a": range(3), "b": range(3, 4), "c": range(4, 9)}
-    paths = [write_records(tmp_path / name, which) for name, which in files.items()]
-    records = ArrayRecords(paths, FEATURES)
-    for source in (records, pickle.loads(pickle.dumps(records))):
-        assert len(source) == 9
-        for index in (8, 0, 3, 2, 4):
-            x, y = source[index]
-            assert (x == Pixels()[index][0]).all() and y == index
-    (tmp_path / "d").write_bytes(b"no records")
-    with pytest.raises(ValueError, match="d cannot be read: [^\n]*$"):
-        ArrayRecords([*paths, str(tmp_path / "d")], FEATURES)
 
 
 BATCHES = [np.array([3, 1, ~8, 4, 15, 9, ~7]), np.array([2, 6]), np.array([5])]

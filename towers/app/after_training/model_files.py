@@ -49,7 +49,7 @@ def class_names(file: Path) -> list[str]:
 
 # The fields of TrainConfig that evaluating, predicting and exporting a file depend on.
 USED = frozenset(
-    "model dataset data_dir image_size features data_workers num_gpus logical_gpus num_towers "
+    "model dataset data_dir image_size data_workers num_gpus logical_gpus num_towers "
     "accumulate device add_on gpus_per_tower stages batch_size batch_size_per_gpu "
     "cpu_threads worker_timeout seed trust_run_dir export".split()
 )

@@ -241,7 +241,6 @@ def _test_data(config: TrainConfig, model: keras.Model, file: Path, argument: st
             config.data_dir,
             input_shape=shape or (28, 28, 1),
             num_classes=(isinstance(outputs, tuple) and outputs[-1]) or 10,
-            features=config.features,
             image_size=config.image_shape,
         )
         if config.model != PYTHON and (source := models.load(config.model)).knows_shapes:

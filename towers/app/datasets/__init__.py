@@ -12,7 +12,6 @@ from towers.app.datasets import (
     mnist,
     music,
     npz,
-    record_files,
     synthetic,
     user,
 )
@@ -28,8 +27,6 @@ _LOADERS: dict[str, Callable[..., Dataset]] = {
     "image_folder": image_folder.load,
     "npz": npz.load,
     "synthetic": synthetic.load,
-    "array_record": partial(record_files.load, "array_record"),
-    "tfrecord": partial(record_files.load, "tfrecord"),
 }
 NAMES = tuple(_LOADERS)
 
@@ -43,29 +40,27 @@ def load(
     input_shape: tuple[int, ...],
     num_classes: int,
     custom_loss: bool = False,
-    features: str | None = None,
     image_size: tuple[int, int, int | None] | None = None,
 ) -> Dataset:
     """Loads the data set with this name.
 
     name: one of `NAMES`, or "package.module:function" that returns (train, test).
     data_dir: the directory of its files; for "npz", the file. None means embedded or downloaded
-        files; "npz", "image_folder", "array_record" and "tfrecord" need a value.
+        files; "npz" and "image_folder" need a value.
     input_shape, num_classes: the shape of one example and the number of labels of "synthetic".
     custom_loss: whether the model brings its own loss. Examples of "npz" and of the user's function
         may then have any structure.
-    features: "package.module:function", record -> (x, y), for "array_record" and "tfrecord".
     image_size: (height, width, channels or None) for "image_folder"; None: taken from images.
 
-    Raises ValueError if the name is unknown, data_dir, features or image_size has no effect with
-    it, or the data cannot be read or are wrong.
+    Raises ValueError if the name is unknown, data_dir or image_size has no effect with it, or
+    the data cannot be read or are wrong.
     """
     loader = partial(user.load, name) if ":" in name else _LOADERS.get(name)
     if loader is None:
         raise named.unknown_name(name, "dataset", NAMES)
     taken = inspect.signature(loader).parameters
     size = image_size and image_folder.describe_shape(n for n in image_size if n is not None)
-    for argument, value in (("data_dir", data_dir), ("features", features), ("image_size", size)):
+    for argument, value in (("data_dir", data_dir), ("image_size", size)):
         if value is not None and argument not in taken:
             raise ValueError(
                 f"{argument} ({value}) has no effect with dataset={name}; leave it out."
@@ -75,7 +70,6 @@ def load(
         "input_shape": input_shape,
         "num_classes": num_classes,
         "custom_loss": custom_loss,
-        "features": features,
         "image_size": image_size,
     }
     return loader(**{key: value for key, value in given.items() if key in taken})

@@ -88,9 +88,6 @@ def _other_data(path: Path) -> tuple[str, str] | None:
     listed = "\n".join(names)
     if "-ubyte" in listed:
         return None
-    for kind in ("tfrecord", "array_record"):
-        if f".{kind}" in listed:
-            return "records", kind
     if any(name.endswith(SUFFIXES) for name in names):
         return "images", "image_folder"
     return None

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from towers.app.datasets.dataset import Found, other_length
 from towers.app.datasets.pixels import divided, divided_parts
-from towers.app.reading.examples import ArrayRecords, Source, read_example
+from towers.app.reading.examples import Source, read_example
 from towers.app.reading.readers import Readers
 from towers.app.config import TrainConfig
 from towers.app.datasets.source import DataSource, ExplainedBatches, of_batches
@@ -42,10 +42,8 @@ class RandomAccess(DataSource):
         return replace(self, readers=Readers(self.source, config.data_workers))
 
     def identity(self) -> Iterator[bytes]:
-        """Yields dtypes and shapes, and names and sizes of files: reading all would take long."""
+        """Yields dtypes and shapes: reading all examples would take long."""
         yield repr(self.source.leaves).encode()
-        if isinstance(self.source.examples, ArrayRecords):
-            yield from self.source.examples.identity()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         """Returns the batches that arrays in memory would give. Iterating may raise ValueError."""

@@ -1,13 +1,13 @@
 """Reads a tf.data.Dataset, which is cached in memory by the first epoch, or read in each epoch.
 
-    records -> indices -> shuffled -> records of completed steps skipped -> parsed
+    examples -> indices -> shuffled -> examples of completed steps skipped -> pixels divided
 
 A dataset that is not cached is shuffled within a buffer.
 """
 
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,15 +47,12 @@ _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDict
 class Streamed(DataSource):
     """Reads a split of N examples, one after the other; errors call it `where`.
 
-    records: an unbatched tf.data.Dataset of (x, y), or of records for `parse`.
-    parse: record -> (x, y), in TensorFlow operations; None if records are (x, y). Parsing follows
-        shuffling, because records take less memory than the examples that they hold.
+    given: an unbatched tf.data.Dataset of (x, y).
     """
 
-    records: tf.data.Dataset
+    given: tf.data.Dataset
     where: str
     num_examples: int
-    parse: Callable[[Any], Any] | None = None
     shuffle_buffer: int = 1
 
     labels = None
@@ -67,59 +64,45 @@ class Streamed(DataSource):
 
     def opened(self, config: TrainConfig) -> "Streamed":
         """Sets the shuffle buffer. Raises ValueError if it takes over a quarter of the memory."""
-        buffer, size = config.shuffle_buffer, _example_bytes(self.records)
+        buffer, size = config.shuffle_buffer, _example_bytes(self.given)
         if size is not None and not fits(size * min(buffer, self.num_examples)):
             most = max(1, int(MEMORY_SHARE * usable_memory() / size))
             raise ValueError(
                 f"shuffle_buffer ({buffer}): so many examples of {size:,} bytes take more than "
                 f"{MEMORY_SHARE:.0%} of the memory; use at most shuffle_buffer={most}."
             )
-        return replace(self, records=self.records.take(self.num_examples), shuffle_buffer=buffer)
+        return replace(self, given=self.given.take(self.num_examples), shuffle_buffer=buffer)
 
     def identity(self) -> Iterator[bytes]:
         """Yields an example's specs; "streamed" tells its order from the order in memory."""
-        yield f"streamed\0{self._examples(self.records.enumerate()).element_spec[1]}\0".encode()
-
-    def ordered(self, epoch: Epoch) -> tf.data.Dataset:
-        """Returns the (index, record) pairs of an epoch before they are shuffled."""
-        return self.records.enumerate()
+        yield f"streamed\0{self._divided(self.given.enumerate()).element_spec[1]}\0".encode()
 
     def batches(self, epoch: Epoch) -> ExplainedBatches:
         has_all = tf.data.experimental.assert_cardinality(self.num_examples)
-        records, size = self.ordered(epoch).apply(has_all), epoch.batch_size
+        examples = self.given.enumerate().apply(has_all)
         if epoch.seed is not None:
-            records = records.shuffle(self.shuffle_buffer, epoch.key, False)
-        left = self._examples(records.skip(epoch.start_step * size))
-        specs = tf.nest.flatten(self.records.element_spec)
+            examples = examples.shuffle(self.shuffle_buffer, epoch.key, False)
+        left = self._divided(examples.skip(epoch.start_step * epoch.batch_size))
+        specs = tf.nest.flatten(self.given.element_spec)
         is_ragged = any(isinstance(spec, tf.RaggedTensorSpec) for spec in specs)
         return ExplainedBatches(of_examples(left, epoch, is_ragged), lambda _: self._find_fault())
 
-    @property
-    def given_spec(self) -> Any:
-        """Returns the specs of the parsed (x, y), before pixels are divided."""
-        if self.parse is None:
-            return self.records.element_spec
-        return self.records.map(self.parse).element_spec
+    def _divided(self, examples: tf.data.Dataset) -> tf.data.Dataset:
+        """Divides pixels in pairs (index, (x, y)), on all cores, in order."""
+        parts = divided_parts(keras.utils.unpack_x_y_sample_weight(self.given.element_spec)[0])
+        if not any(parts):
+            return examples
 
-    def _examples(self, records: tf.data.Dataset) -> tf.data.Dataset:
-        """Turns (index, record) into (index, (x, y)), pixels divided, on all cores, in order."""
-        parse = self.parse or (lambda record: record)
-        parts = divided_parts(keras.utils.unpack_x_y_sample_weight(self.given_spec)[0])
-        if self.parse is None and not any(parts):
-            return records
+        def example(index: tf.Tensor, given: Any) -> tuple[tf.Tensor, Any]:
+            return index, with_x(given, lambda x: divided(x, parts))
 
-        def example(index: tf.Tensor, record: Any) -> tuple[tf.Tensor, Any]:
-            return index, with_x(parse(record), lambda x: divided(x, parts))
-
-        return records.map(example, count_cores(), deterministic=True)
+        return examples.map(example, count_cores(), deterministic=True)
 
     def _find_fault(self) -> None:
-        """Raises ValueError if a record cannot be read or parsed, or is missing."""
+        """Raises ValueError if an example cannot be read, or is missing."""
         count = 0
         try:
-            for record in self.records:
-                if self.parse is not None:
-                    self.parse(record)
+            for _ in self.given:
                 count += 1
         except Exception as error:  # the user's function may raise anything
             what = f"example {count} cannot be read: {cause(error)}"
@@ -135,17 +118,17 @@ class Cached(Streamed):
 
     @property
     def labels(self) -> Any:  # type: ignore[override]
-        labels = self.records.map(lambda x, y: y)
+        labels = self.given.map(lambda x, y: y)
         return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 
     def opened(self, config: TrainConfig) -> "Cached":
         # No take(N) may follow the cache: if TensorFlow does not know the length, the cache is
         # complete once its end has been read.
-        records = self.records.take(self.num_examples).cache()
-        return replace(self, records=records, shuffle_buffer=self.num_examples)
+        cached = self.given.take(self.num_examples).cache()
+        return replace(self, given=cached, shuffle_buffer=self.num_examples)
 
     def identity(self) -> Iterator[bytes]:
-        yield str(self._examples(self.records.enumerate()).element_spec[1]).encode()
+        yield str(self._divided(self.given.enumerate()).element_spec[1]).encode()
 
 
 def from_dataset(dataset: tf.data.Dataset) -> Streamed:

@@ -31,19 +31,13 @@ def load(spec: str, custom_loss: bool = False) -> Dataset:
         raise ValueError(f"dataset ({spec!r}) returned {describe(splits)}; it must be {_FORMS}.")
     num_classes = None
     if not custom_loss:
-        num_classes = named_classes(spec, "dataset")
-    return from_splits(spec, *splits, custom_loss=custom_loss, num_classes=num_classes)
-
-
-def named_classes(spec: str, argument: str) -> int | None:
-    """Returns NUM_CLASSES of the module in `package.module:function`; None if it has none."""
-    num_classes = getattr(named.import_module(spec, argument), "NUM_CLASSES", None)
+        num_classes = getattr(named.import_module(spec, "dataset"), "NUM_CLASSES", None)
     if num_classes is not None and (type(num_classes) is not int or num_classes < 1):
         raise ValueError(
-            f"{argument} ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
+            f"dataset ({spec!r}): NUM_CLASSES ({num_classes!r}) in its module must be a whole "
             "number, at least 1."
         )
-    return num_classes
+    return from_splits(spec, *splits, custom_loss=custom_loss, num_classes=num_classes)
 
 
 def from_splits(
@@ -78,13 +72,6 @@ def from_splits(
     found = [makers[0](train, places[0], num_classes, custom_loss)]
     if test is not None:
         found.append(makers[1](test, places[1], num_classes, custom_loss))
-    return of_splits(name, found, places, custom_loss)
-
-
-def of_splits(
-    name: str, found: Sequence[Found], places: Sequence[str], custom_loss: bool = False
-) -> Dataset:
-    """Makes a data set of a training split and an optional test split; errors use `places`."""
     (train, *tests), specs, counts = zip(*found, strict=True)
     notes = pixels.notes(*[x for x, _ in specs])
     first, *others = tf.nest.map_structure(lambda spec: spec and tuple(spec.shape), specs)

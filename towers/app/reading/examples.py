@@ -3,8 +3,7 @@
 (x, {"b": y, "a": z})   ->   x, y['a'], y['b']
 """
 
-import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -62,43 +61,6 @@ class Source:
                     f"lie in 0 to {self.num_classes - 1}."
                 )
         return stacked
-
-
-class ArrayRecords:
-    """Reads the records of several ArrayRecord files, which are numbered one after the other.
-
-    features: "package.module:function", bytes of a record -> (x, y). A pickle holds only the names
-    of the files: each process opens them again.
-    """
-
-    def __init__(self, paths: Sequence[str], features: str) -> None:
-        """Raises ValueError if a file cannot be read, or the package array_record is missing."""
-        try:
-            from array_record.python.array_record_data_source import ArrayRecordDataSource
-        except ImportError:
-            raise ValueError(
-                "dataset=array_record needs array_record: pip install 'tf-towers[data]'."
-            ) from None
-        self._given = list(paths), features
-        self._parse = named.import_function(features, "features")
-        for path in paths:
-            with named.reading(path, "Copy it again."):
-                ArrayRecordDataSource([path])
-        self._records = ArrayRecordDataSource(self._given[0])
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __getitem__(self, index: int) -> Any:
-        return self._parse(self._records[index])
-
-    def __reduce__(self) -> Any:
-        return ArrayRecords, self._given
-
-    def identity(self) -> Iterator[bytes]:
-        """Yields the names and sizes of the files; their directory may be moved."""
-        for path in self._given[0]:
-            yield os.fsencode(f"{os.path.basename(path)}\0{os.path.getsize(path)}\0")
 
 
 def real_array(value: Any, name: str) -> np.ndarray:

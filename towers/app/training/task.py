@@ -135,7 +135,6 @@ def make_model_and_data(
             input_shape=source.input_shape,
             num_classes=source.num_classes,
             custom_loss=custom_loss,
-            features=config.features,
             image_size=config.image_shape,
         )
 
