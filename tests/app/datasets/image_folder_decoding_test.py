@@ -196,95 +196,63 @@ def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
 
 
 # Files of all kinds: what a header says is what is decoded, upright and in its colors
-def smooth(height, width):
-    """Pixels that JPEG keeps."""
-    rows, columns = np.mgrid[:height, :width]
-    return np.stack([rows * 255 / height, columns * 255 / width, 255 - rows * 255 / height], 2)
+ROWS, COLUMNS = np.mgrid[:40, :60]  # pixels that JPEG keeps
+COLORS = Image.fromarray(np.stack([ROWS * 6, COLUMNS * 4, 255 - ROWS * 6], 2).astype(np.uint8))
+TWELVE_BITS = (COLUMNS + 60 * ROWS).astype(np.uint16)
 
 
-COLORS = Image.fromarray(smooth(40, 60).astype(np.uint8))
-TWELVE_BITS = (np.arange(40 * 60).reshape(40, 60) % 4096).astype(np.uint16)
-TURNS = {
-    3: Image.Transpose.ROTATE_180,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_90,
-    8: Image.Transpose.ROTATE_270,
-}
-
-
-def encoded(image, kind, **options):
+def encoded(kind, mode="RGB", is_turned=False, **options):
+    """A file and its pixels; it may be stored as by a camera that is held upright."""
+    image = COLORS.convert(mode)
+    expected = image.convert("L" if mode == "LA" else "RGB")
+    if is_turned:
+        options["exif"] = Image.Exif()
+        options["exif"][ExifTags.Base.Orientation] = 6
+        image = image.transpose(Image.Transpose.ROTATE_90)
     file = io.BytesIO()
     image.save(file, kind, **options)
-    return file.getvalue()
+    return file.getvalue(), np.asarray(expected)
 
 
-def of_kind(kind, mode="RGB", tolerance=0, orientation=None, **options):
-    """A file and its pixels; stored as a camera does that is held at an orientation of EXIF."""
-    image = COLORS.convert(mode)
-    expected = image.convert("L" if mode in ("L", "LA") else "RGB")
-    if orientation is not None:
-        exif = options["exif"] = Image.Exif()
-        exif[ExifTags.Base.Orientation] = orientation
-        image = image.transpose(TURNS[orientation])
-    return encoded(image, kind, **options), np.asarray(expected), tolerance
+def of_16_bits():
+    return tf.io.encode_png(TWELVE_BITS[..., np.newaxis]).numpy(), TWELVE_BITS / 257
 
 
-def of_16_bits(image, kind=None):
-    content = encoded(Image.fromarray(image), kind) if kind else tf.io.encode_png(image).numpy()
-    return content, image / 257, 1e-4
-
-
-IMAGES = {
-    **{f"PNG {mode}": partial(of_kind, "PNG", mode) for mode in ("L", "LA", "RGB", "RGBA", "P")},
-    "PNG, turned": partial(of_kind, "PNG", orientation=6),
-    "PNG of 16 bits": lambda: of_16_bits(TWELVE_BITS[..., np.newaxis]),
-    "PNG of 16 bits in color": lambda: of_16_bits(np.stack([TWELVE_BITS] * 3, 2)),
-    **{f"JPEG {mode}": partial(of_kind, "JPEG", mode, 9, quality=95) for mode in ("L", "RGB")},
-    "JPEG in CMYK": partial(of_kind, "JPEG", "CMYK", 16, quality=95),
-    **{f"JPEG, turned {n}": partial(of_kind, "JPEG", "RGB", 9, n, quality=95) for n in TURNS},
-    "GIF": partial(of_kind, "GIF", "P"),
-    **{f"BMP {mode}": partial(of_kind, "BMP", mode) for mode in ("L", "RGB", "P")},
-    "WebP with damaged EXIF": partial(of_kind, "WEBP", lossless=True, exif=b"Exif\0\0damaged"),
-    "TIFF, turned": partial(of_kind, "TIFF", orientation=6),
-    "TIFF of 16 bits": lambda: of_16_bits(TWELVE_BITS, "TIFF"),
-    "PPM": partial(of_kind, "PPM"),
-}
-
-
-@pytest.mark.parametrize("kind", IMAGES)
-def test_an_image_is_decoded_upright_in_its_colors_and_all_its_bits(kind, tmp_path):
-    content, expected, tolerance = IMAGES[kind]()
+@pytest.mark.parametrize(
+    "make, tolerance",
+    [
+        (of_16_bits, 0),
+        (partial(encoded, "PNG", "LA"), 0),
+        (partial(encoded, "PNG", "P"), 0),
+        (partial(encoded, "PNG", is_turned=True), 0),
+        (partial(encoded, "JPEG", "CMYK", quality=95), 16),
+        (partial(encoded, "JPEG", is_turned=True, quality=95), 9),
+        (partial(encoded, "TIFF", is_turned=True), 0),
+        (partial(encoded, "GIF", "P"), 0),
+        (partial(encoded, "WEBP", lossless=True, exif=b"Exif\0\0damaged"), 0),
+    ],
+)
+def test_an_image_is_decoded_upright_in_its_colors_and_all_its_bits(make, tolerance, tmp_path):
+    content, expected = make()
     path = tmp_path / "image"
     path.write_bytes(content)
     shape = image_shape(path)
     assert shape == (40, 60, 1 if expected.size == 40 * 60 else 3)
     pixels = decode(path, shape)
     np.testing.assert_allclose(pixels * 255, expected.reshape(shape), rtol=0, atol=tolerance + 1e-4)
-    other = (*shape[:2], 4 - shape[2])  # gray from colors, colors from gray
+    other = (20, 30, 4 - shape[2])  # gray from colors, colors from gray
     assert decode(path, other).shape == other
 
 
-FLOATS = Image.fromarray(np.ones((3, 4), np.float32))
-
-
-@pytest.mark.parametrize(
-    "content, message",
-    [
-        (lambda: b"", "no image that TensorFlow or Pillow knows"),
-        (lambda: b"no image", "no image that TensorFlow or Pillow knows"),
-        (lambda: b"\x89PNG\r\n\x1a\n" + bytes(30), ""),
-        (lambda: b"\xff\xd8\xff\xe0" + bytes(50), ""),
-        (lambda: b"\xff\xd8\xff\xe0\0\1", ""),
-        (lambda: encoded(COLORS, "PNG")[:-50], ""),
-        (lambda: encoded(COLORS, "JPEG")[:-500], ""),
-        (lambda: encoded(COLORS, "GIF")[:-500], ""),
-        (lambda: encoded(COLORS, "BMP")[:-50], ""),
-        (lambda: encoded(FLOATS, "TIFF"), "32-bit numbers without a known range"),
-    ],
-)
-def test_what_is_no_whole_image_is_an_error_with_its_name(content, message, tmp_path):
-    (tmp_path / "x.png").write_bytes(content())
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF in float32", ""])
+def test_what_is_no_whole_image_is_an_error_with_its_name(kind, tmp_path):
+    path, content, message = tmp_path / "x.png", b"no image", "no image that Pillow knows"
+    if kind == "TIFF in float32":
+        content, _ = encoded("TIFF", "F")
+        message = "32-bit numbers without a known range"
+    elif kind:
+        content, message = encoded(kind)[0][:-500], ""
+    path.write_bytes(content)
     files = ImageFiles(tmp_path, ["x.png"], np.zeros(1, np.int32), (3, 4, 3))
     told = loading.refusal(files.decoded)
-    assert told.startswith(f"{tmp_path / 'x.png'} cannot be decoded: ") and message in told
-    assert not any(text in told for text in ("{{", "["))
+    assert told.startswith(f"{path} cannot be decoded: ") and message in told

@@ -4,8 +4,7 @@ DIR/train/CLASS/*.png and DIR/val/CLASS/*.png (or DIR/test): the user's split
 DIR/CLASS/*.png: 4 of 5 images train, chosen by a hash of CLASS/FILE
 DIR/*.png: no classes; a trained model predicts these images
 
-TensorFlow decodes JPEG, PNG and GIF. Pillow reads headers, and decodes the files that TensorFlow
-cannot decode, cannot convert to gray, or would not turn upright.
+Pillow decodes the images. It releases Python's lock meanwhile, so that all cores decode.
 """
 
 import hashlib
@@ -26,7 +25,6 @@ import tensorflow as tf
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from towers.app.datasets.dataset import Dataset, fits
-from towers.app.datasets.tf_data import cause
 from towers.machine.devices import count_cores
 from towers.machine.files import RefusedError, open_to_read, read
 from towers.machine.words import printable
@@ -109,38 +107,27 @@ def image_shape(path: Path) -> Shape:
 
 def decode(path: Path, shape: Shape) -> np.ndarray:
     """Decodes a file to float32 `shape` in [0, 1], resized; raises ValueError, which names it."""
+    height, width, channels = shape
     try:
-        with tf.device("/cpu:0"):
-            pixels = _decoded(path, shape[2])
-            if tuple(pixels.shape[:2]) != shape[:2]:
-                pixels = tf.image.resize(pixels, shape[:2], antialias=True)
-            return np.divide(pixels, np.float32(255), dtype=np.float32)
-    except Exception as error:  # TensorFlow and Pillow raise many types of errors
+        contents = read(path, LARGEST_IMAGE, follow=True)
+        with _opened(io.BytesIO(contents)) as image:
+            is_upright = _orientation(image) == 1
+            image.load()
+            upright = image if is_upright else ImageOps.exif_transpose(image)
+        if upright.mode in ("I", "F"):
+            raise ValueError("its pixels are 32-bit numbers without a known range")
+        if upright.mode in _SIXTEEN_BITS:
+            plain, largest = upright.convert("F"), 65_535
+        else:
+            plain, largest = upright.convert("L" if channels == 1 else "RGB"), 255
+        if plain.size != (width, height):
+            # As in Keras' image_dataset_from_directory: bilinear; with smoothing if it shrinks.
+            plain = plain.resize((width, height), Image.Resampling.BILINEAR)
+        pixels = np.asarray(plain).reshape(height, width, -1)
+        divided = np.divide(pixels, np.float32(largest), dtype=np.float32)
+        return np.ascontiguousarray(np.broadcast_to(divided, shape))
+    except Exception as error:  # Pillow raises many types of errors for a damaged file
         raise _undecodable(path, error) from None
-
-
-def _decoded(path: Path, channels: int) -> Any:
-    """Decodes a file to [height, width, channels], uint8 or float32, from 0 to 255."""
-    contents = read(path, LARGEST_IMAGE, follow=True)
-    with _opened(io.BytesIO(contents)) as image:
-        kind, is_upright = image.format, _orientation(image) == 1
-        # TensorFlow does not turn images upright, and cannot convert these kinds to gray.
-        is_refused = channels == 1 and (kind == "GIF" or image.mode == "CMYK")
-        if is_upright and not is_refused:
-            if kind == "PNG":  # may have 16 bits; 8 bits are multiplied by 257: exact when divided
-                pixels = tf.io.decode_png(contents, channels, tf.uint16)
-                return tf.cast(pixels, tf.float32) / 257
-            if kind in ("JPEG", "MPO", "GIF"):
-                return tf.io.decode_image(contents, channels, expand_animations=False)
-        image.load()
-        upright = image if is_upright else ImageOps.exif_transpose(image)
-    if upright.mode in _SIXTEEN_BITS:
-        gray = np.asarray(upright).astype(np.float32)[..., np.newaxis] / 257
-        return np.repeat(gray, channels, axis=2)
-    if upright.mode in ("I", "F"):
-        raise ValueError("its pixels are 32-bit numbers without a known range")
-    pixels = np.asarray(upright.convert("L" if channels == 1 else "RGB"))
-    return pixels.reshape(*pixels.shape[:2], channels)
 
 
 def _orientation(image: Image.Image) -> int:
@@ -160,9 +147,9 @@ def _opened(file: Any) -> Image.Image:
 
 
 def _undecodable(path: Path, error: Exception) -> ValueError:
-    why = cause(error)
+    why = " ".join(str(error).split()).rstrip(".")
     if isinstance(error, UnidentifiedImageError):
-        why = "it is no image that TensorFlow or Pillow knows"
+        why = "it is no image that Pillow knows"
     elif isinstance(error, RefusedError):
         why = str(error.strerror)
     name = printable(path)
