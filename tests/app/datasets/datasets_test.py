@@ -8,7 +8,6 @@ import struct
 import tempfile
 import tracemalloc
 import zlib
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -304,26 +303,6 @@ def test_a_pipe_or_a_missing_directory_is_an_error(idx_dir, tmp_path):
     for data_dir in (folder, str(tmp_path / "nothing")):
         message = refusal(load, "mnist", data_dir)
         assert message.startswith(f"data_dir ({data_dir}) lacks t") and "is a file there" in message
-
-
-@pytest.mark.parametrize(
-    "file, dataset",
-    [
-        ("cats/1.jpg", "image_folder"),
-        ("train/cats/1.PNG", "image_folder"),
-        ("data.npz", "npz"),
-        ("a/b.txt", ""),
-    ],
-)
-def test_data_of_another_kind_name_their_data_set(tmp_path, idx_dir, file, dataset):
-    path = tmp_path / "photos" / file
-    path.parent.mkdir(parents=True)
-    path.write_bytes(b"")
-    message = refusal(load, "mnist", str(path if dataset == "npz" else tmp_path / "photos"))
-    assert message.endswith(f"give dataset={dataset}." if dataset else ", gzipped or not.")
-    begun = idx_dir(t10k_labels=None)  # one file is missing: these are IDX files
-    (tmp_path / "photos").rename(Path(begun, "photos"))
-    assert "lacks t10k-labels" in refusal(load, "mnist", begun)
 
 
 @pytest.mark.parametrize(

@@ -9,14 +9,12 @@ import os
 import struct
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from towers.app.datasets.dataset import Dataset, usable_memory
-from towers.app.datasets.image_folder import SUFFIXES
 from towers.app.datasets.user import from_splits
 from towers.app.named import reading
 from towers.machine import files
@@ -30,7 +28,6 @@ FILE_NAMES = (
 # The limit for the values in a gzipped file, twice the largest of the MNIST family (EMNIST ByClass,
 # 547 MB).
 MAX_GZIP_BYTES = 2**30
-_LOOKED_AT = 10_000  # names below a directory without IDX files; more would take seconds
 
 
 def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
@@ -67,30 +64,12 @@ def _find(name: str, directory: Path, file_name: str) -> Path:
         # Kaggle's archive also has directories of these names; reading a pipe would wait forever.
         if (directory / candidate).is_file():
             return directory / candidate
-    other = _other_data(directory)
-    if other is not None:  # the default data set is mnist, so a user may just have named none
-        raise ValueError(
-            f"data_dir ({directory}) holds no files of {name}, but {other[0]}. To train on them, "
-            f"give dataset={other[1]}."
-        )
+    # The default data set is mnist, so a user may just have named none.
     raise ValueError(
         f"data_dir ({directory}) lacks {file_name}: none of {', '.join(candidates)} is a file "
-        f"there. It must be a directory that holds {', '.join(FILE_NAMES)}, gzipped or not."
+        f"there. dataset={name} needs a directory with {', '.join(FILE_NAMES)}, gzipped or not. "
+        "For other data, give another `dataset`, such as dataset=image_folder."
     )
-
-
-def _other_data(path: Path) -> tuple[str, str] | None:
-    """Returns what a path without IDX files seems to hold, and the data set that reads it."""
-    if path.suffix == ".npz":
-        return "arrays", "npz"
-    found = chain(*(path.glob(pattern) for pattern in ("*", "*/*", "*/*/*")))
-    names = [each.name.lower() for each in islice(found, _LOOKED_AT)]
-    listed = "\n".join(names)
-    if "-ubyte" in listed:
-        return None
-    if any(name.endswith(SUFFIXES) for name in names):
-        return "images", "image_folder"
-    return None
 
 
 def read_idx(path: str | os.PathLike[str]) -> np.ndarray:
