@@ -219,7 +219,6 @@ OPENED_ELSEWHERE = {  # each file of towers that opens a path itself, and why it
     "app/datasets/dataset.py": "the system's control groups",
     "app/datasets/image_folder.py": "objects that `files` has opened",
     "app/after_training/predicting.py": "a new file, and a member of it",
-    "app/sweep/run_cells.py": "the directory that the user names, to lock it",
     "resume/checkpoints.py": "a new file",
     "resume/directories.py": "a written file, to flush it",
     "resume/snapshot.py": "the file of the user's CSVLogger",

@@ -46,10 +46,9 @@ def test_the_cells_are_all_combinations_batches_before_gpu_counts():
     "change, message",
     [
         ({"batch_sizes": []}, r"batch_sizes \(\) must be a list of .* such as batch_sizes=64,128"),
-        ({"gpu_counts": ["1", "two"]}, r"gpu_counts \(1,two\) must be a list of different whole"),
+        ({"gpu_counts": ["1", "two"]}, r"gpu_counts \(1,two\) must be a list of whole"),
         ({"gpu_counts": ["1.5"]}, r"gpu_counts \(1.5\)"),
         ({"batch_sizes": ["64", "0"]}, r"batch_sizes \(64,0\)"),
-        ({"batch_sizes": ["64", "064"]}, r"batch_sizes \(64,064\)"),
         ({"models": ["cnn", ""]}, r"model \(cnn,\)"),
         (
             {"shared": TrainConfig(num_towers=2), "gpu_counts": ["4"]},
@@ -157,8 +156,6 @@ def test_a_signal_keeps_the_cells_done_and_kills_the_one_that_runs(number, code,
         stderr=subprocess.PIPE,
     )
     (pid,) = wait_for(tmp_path / "pid", seconds=60)
-    with pytest.raises(ValueError, match=r"out_dir \(.*out\) is in use by another sweep"):
-        sweep(tmp_path / "out", "pass")
     process.send_signal(number)
     stdout, stderr = process.communicate(timeout=60)
     assert (process.returncode, has_ended(int(pid))) == (code, True)

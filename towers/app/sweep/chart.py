@@ -16,22 +16,19 @@ def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
     with figure_file(path, 11.0, 0.9 + 3.8 * len(models), title, note) as figure:
         panels = figure.subplots(len(models), 2, squeeze=False)
         for model, (time, accuracy) in zip(models, panels, strict=True):
-            own = sorted(row for row in rows if row.model == model)
+            own = [row for row in rows if row.model == model]
+            for i, count in enumerate(sorted({row.num_gpus for row in own})):
+                points = [row for row in own if row.num_gpus == count]
+                batches = [row.batch_size for row in points]
+                # Circles of different sizes, because the accuracies may be equal.
+                size, label = 5 + 3 * i, counted(count, "device")
+                for axes, values in (
+                    (time, [_EXAMPLES / (row.examples_per_second or 1) for row in points]),
+                    (accuracy, [row.val_accuracy for row in points]),
+                ):
+                    axes.plot(batches, values, "o-", ms=size, fillstyle="none", label=label)
             sizes = sorted({row.batch_size for row in own})
             for axes in time, accuracy:
-                for i, count in enumerate(sorted({row.num_gpus for row in own})):
-                    points = [
-                        (row.batch_size, row.val_accuracy if axes is accuracy else _seconds(row))
-                        for row in own
-                        if row.num_gpus == count
-                    ]
-                    axes.plot(  # circles of different sizes, because the accuracies may be equal
-                        *zip(*points),
-                        "o-",
-                        markersize=5 + 3 * i,
-                        fillstyle="none",
-                        label=counted(count, "device"),
-                    )
                 axes.set_xscale("log", base=2)
                 axes.set_xticks(sizes, [f"{size:,}" for size in sizes])
                 axes.minorticks_off()
@@ -39,7 +36,3 @@ def draw_sweep(path: Path, rows: Sequence[Row], title: str, note: str) -> None:
                 axes.legend()
             time.set(ylabel=f"seconds for {_EXAMPLES:,} training examples", ylim=(0, None))
             accuracy.set(ylabel="validation accuracy")
-
-
-def _seconds(row: Row) -> float:
-    return _EXAMPLES / (row.examples_per_second or 1.0)

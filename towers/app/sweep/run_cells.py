@@ -8,7 +8,6 @@ OUT_DIR/
 """
 
 import dataclasses
-import fcntl
 import itertools
 import json
 import os
@@ -17,11 +16,9 @@ import shutil
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 from towers import __version__
 from towers.app import child_process
@@ -47,20 +44,20 @@ def make_cells(
     shared: TrainConfig,
 ) -> dict[Row, TrainConfig]:
     """Returns all cells in running order: the row without figures -> the run's configuration."""
-    whole = "whole numbers from 1 on"
-    axes = [
-        _parsed("model", models, str, "names", "cnn,mlp"),
-        _parsed("batch_sizes", batch_sizes, int, whole, "64,128,256"),
-        _parsed("gpu_counts", gpu_counts, int, whole, "1,2,4,8"),
-    ]
-    most = max(axes[-1])
+    if not all(models):
+        raise ValueError(
+            f"model ({','.join(models)}) must be a list of names, such as model=cnn,mlp."
+        )
+    batches = _counts("batch_sizes", batch_sizes, "64,128,256")
+    counts = _counts("gpu_counts", gpu_counts, "1,2,4,8")
+    most = max(counts)
     if shared.fixed_towers is not None and shared.fixed_towers < most:
         raise ValueError(
             f"num_towers ({shared.fixed_towers}) is below the largest of gpu_counts ({most}), "
             f"whose devices would have no tower. Use num_towers={most} or more."
         )
     cells = {}
-    for model, batch_size, num_gpus in itertools.product(*axes):
+    for model, batch_size, num_gpus in itertools.product(models, batches, counts):
         towers = shared.fixed_towers or num_gpus
         row = Row(model, batch_size, -(-batch_size // towers), num_gpus, towers)
         cells[row] = dataclasses.replace(
@@ -73,18 +70,13 @@ def make_cells(
     return cells
 
 
-def _parsed(argument: str, texts: Sequence[str], kind: Any, what: str, example: str) -> list[Any]:
-    try:
-        values = list(map(kind, texts))
-    except ValueError:
-        values = []
-    is_valid = "" not in values and (kind is not int or min(values, default=0) > 0)
-    if not (values and is_valid and len({*values}) == len(values)):
+def _counts(argument: str, texts: Sequence[str], example: str) -> list[int]:
+    if not texts or not all(text.isdecimal() and int(text) > 0 for text in texts):
         raise ValueError(
-            f"{argument} ({','.join(texts)}) must be a list of different {what}, such as "
+            f"{argument} ({','.join(texts)}) must be a list of whole numbers from 1 on, such as "
             f"{argument}={example}."
         )
-    return values
+    return [int(text) for text in texts]
 
 
 def run_sweep(
@@ -94,64 +86,54 @@ def run_sweep(
     train: Sequence[str] = (sys.executable, "-m", "towers"),
 ) -> list[Row]:
     """Runs cells that have no row in `out_dir` by the command `train`; returns sweep.csv's rows."""
-    with _opened(out_dir, shared):
-        rows = {row.key: row for row in table.read_table(out_dir / TABLE)}
-        left = [cell for cell in cells if cell.key not in rows]
-        failed = sum(bool(rows[cell.key].error) for cell in cells if cell.key in rows)
-        show(f"towers {'.'.join(__version__.split('.')[:2])} | sweep: {out_dir}")
-        text = f"Cells     {len(cells)}, {len(left)} to run"
-        if failed:
-            text += f", {failed} failed before (remove a row from {TABLE} to run it again)"
-        show(text)
-        began = time.monotonic()
-        for number, cell in enumerate(left, 1):
-            try:
-                row = _run(cell, cells[cell], out_dir, train)
-            except KeyboardInterrupt:
-                num_done = len(cells) - len(left) + number - 1
-                show(
-                    f"{num_done} of {len(cells)} cells are done. Run the command again to "
-                    "continue with the rest."
-                )
-                raise
-            rows[row.key] = row
-            table.write_table(out_dir / TABLE, table.with_speedups(rows.values()))
-            rest = (time.monotonic() - began) / number * (len(left) - number)
-            show(f"{number}/{len(left)}  {_line(row)} | {timedelta(seconds=round(rest))} left")
-        return _conclude(out_dir, shared, table.with_speedups(rows.values()))
+    _open(out_dir, shared)
+    rows = {row.key: row for row in table.read_table(out_dir / TABLE)}
+    left = [cell for cell in cells if cell.key not in rows]
+    failed = sum(bool(rows[cell.key].error) for cell in cells if cell.key in rows)
+    show(f"towers {'.'.join(__version__.split('.')[:2])} | sweep: {out_dir}")
+    text = f"Cells     {len(cells)}, {len(left)} to run"
+    if failed:
+        text += f", {failed} failed before (remove a row from {TABLE} to run it again)"
+    show(text)
+    began = time.monotonic()
+    for number, cell in enumerate(left, 1):
+        try:
+            row = _run(cell, cells[cell], out_dir, train)
+        except KeyboardInterrupt:
+            num_done = len(cells) - len(left) + number - 1
+            show(
+                f"{num_done} of {len(cells)} cells are done. Run the command again to continue "
+                "with the rest."
+            )
+            raise
+        rows[row.key] = row
+        table.write_table(out_dir / TABLE, table.with_speedups(rows.values()))
+        rest = (time.monotonic() - began) / number * (len(left) - number)
+        show(f"{number}/{len(left)}  {_line(row)} | {timedelta(seconds=round(rest))} left")
+    return _conclude(out_dir, shared, table.with_speedups(rows.values()))
 
 
-@contextmanager
-def _opened(out_dir: Path, shared: TrainConfig) -> Iterator[None]:
-    """Makes a new sweep's directory, or opens the directory of the same sweep; holds its lock."""
+def _open(out_dir: Path, shared: TrainConfig) -> None:
+    """Makes a new sweep's directory; raises ValueError if it is not one of the same sweep."""
     path = out_dir / SETTINGS
     now = {**dataclasses.asdict(shared), "machine": _machine()}
-    with ExitStack() as stack:
-        try:
-            out_dir.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(out_dir, os.O_RDONLY)
-            stack.callback(os.close, descriptor)
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not path.exists() and not any(out_dir.iterdir()):
-                directories.write_text(path, json.dumps(now, indent=2) + "\n")
-            then = json.loads(files.read_text(path))
-            files.check_link(out_dir / CELLS)
-        except BlockingIOError:
-            raise ValueError(
-                f"out_dir ({out_dir}) is in use by another sweep. Wait for its end, or stop it."
-            ) from None
-        except (OSError, json.JSONDecodeError) as error:
-            raise ValueError(
-                f"out_dir ({out_dir}) cannot be used: {one_line(error)}. Name a new directory, or "
-                "one of a sweep, that you can write to."
-            ) from error
-        differ = [f"{n} ({then.get(n)} there, {v} now)" for n, v in now.items() if then.get(n) != v]
-        if differ:
-            raise ValueError(
-                f"out_dir ({out_dir}) holds a sweep with other settings: {', '.join(differ)}. Give "
-                "the same ones to continue it, or name another directory."
-            )
-        yield
+    try:
+        out_dir.mkdir(parents=True, exist_ok=True)
+        if not any(out_dir.iterdir()):
+            directories.write_text(path, json.dumps(now, indent=2) + "\n")
+        then = json.loads(files.read_text(path))
+        files.check_link(out_dir / CELLS)
+    except (OSError, json.JSONDecodeError) as error:
+        raise ValueError(
+            f"out_dir ({out_dir}) cannot be used: {one_line(error)}. Name a new directory, or one "
+            "of a sweep, that you can write to."
+        ) from error
+    differ = [f"{n} ({then.get(n)} there, {v} now)" for n, v in now.items() if then.get(n) != v]
+    if differ:
+        raise ValueError(
+            f"out_dir ({out_dir}) holds a sweep with other settings: {', '.join(differ)}. Give the "
+            "same ones to continue it, or name another directory."
+        )
 
 
 def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> Row:
@@ -171,9 +153,8 @@ def _run(row: Row, config: TrainConfig, out_dir: Path, train: Sequence[str]) -> 
 
 
 def _ran_on_gpus(log: Path) -> bool:
-    with suppress(OSError), files.open_to_read(log) as file:
+    with files.open_to_read(log) as file:
         return re.search(rb"^Devices .*/gpu:", file.read(files.SMALL), re.MULTILINE) is not None
-    return False
 
 
 def _line(row: Row) -> str:

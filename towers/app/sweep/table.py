@@ -66,17 +66,18 @@ def with_speedups(rows: Iterable[Row]) -> list[Row]:
     A share of 1 / (1 + batch / noise scale) of a batch's examples is useful (McCandlish et al.,
     arXiv 1812.06162, 2018). A cell with one tower has the noise scale of one with more towers.
     """
-    found, rows = [], list(rows)
-    scales = {row.key[:2]: row.noise_scale for row in rows if row.noise_scale}
-    speeds = {row.key: row.examples_per_second for row in rows}
+    rows, found = list(rows), []
     models = [row.model for row in rows]
+    speeds = {row.key: row.examples_per_second for row in rows}
+    scales = {row.key[:2]: row.noise_scale for row in rows if row.noise_scale}
     for row in sorted(rows, key=lambda row: (models.index(row.model), *row.key[1:])):
-        alone = speeds.get((row.model, row.batch_size, 1))
-        speedup = row.examples_per_second and alone and row.examples_per_second / alone
-        efficiency = speedup and speedup / row.num_gpus
-        scale = scales.get(row.key[:2])
-        useful = scale and row.examples_per_second and 1 / (1 + row.batch_size / scale)
-        found.append(row._replace(speedup=speedup, efficiency=efficiency, useful_share=useful))
+        if row.examples_per_second:
+            if alone := speeds.get((row.model, row.batch_size, 1)):
+                speedup = row.examples_per_second / alone
+                row = row._replace(speedup=speedup, efficiency=speedup / row.num_gpus)
+            if scale := scales.get(row.key[:2]):
+                row = row._replace(useful_share=1 / (1 + row.batch_size / scale))
+        found.append(row)
     return found
 
 
@@ -98,25 +99,24 @@ def write_table(path: Path, rows: Iterable[Row]) -> None:
 
 def read_table(path: Path) -> list[Row]:
     """Returns the rows that `write_table` wrote; none if there is no file."""
-    rows = []
+    if not path.exists():
+        return []
     try:
-        for line in _lines(path):
-            values: dict[str, Any] = {}
-            for name, text in line.items():
-                kind = Row.__annotations__[name]
-                if kind is str:
-                    values[name] = text
-                elif text:
-                    values[name] = int(text) if kind in (int, int | None) else float(text)
-            rows.append(Row(**values))
-    except FileNotFoundError:
-        pass
-    except (OSError, TypeError, ValueError, KeyError) as error:
+        return [
+            Row(**{name: _value(name, text) for name, text in line.items() if text})
+            for line in _lines(path)
+        ]
+    except (OSError, TypeError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise ValueError(
             f"{path} is not what a sweep wrote ({why}); name another `out_dir`."
         ) from None
-    return rows
+
+
+def _value(name: str, text: str) -> Any:
+    if name in ("model", "error"):
+        return text
+    return int(text) if text.isdecimal() else float(text)
 
 
 def _lines(path: Path) -> list[dict[str, str]]:
