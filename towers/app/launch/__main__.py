@@ -8,14 +8,13 @@ the lost worker in again. If the package is installed, `towers-launch` is this c
 `towers-train` is train.py.
 """
 
-import shlex
 import sys
 from pathlib import Path
 
 from absl import flags
 
 from towers.app import command_line
-from towers.app.launch.launcher import INSTALLED, gpu_shares, launch
+from towers.app.launch.launcher import gpu_shares, launch
 
 if __name__ != "__main__":
     flags.disclaim_key_flags()  # --help lists the main module's flags, also those defined here
@@ -60,11 +59,6 @@ def run(argv: list[str]) -> int:
     """Runs the command line; returns the exit code."""
     end = argv.index("--") if "--" in argv else len(argv)
     own, words = argv[:end], argv[end + 1 :]
-    scripts = [word for word in own[1:] if word.endswith(".py") or word in ("-m", INSTALLED)]
-    if scripts and not words:
-        begin = own.index(scripts[0], 1)
-        command = shlex.join([*own[1:begin], "--", *own[begin:]])
-        raise ValueError(f"-- is missing before {scripts[0]}: python -m towers.launch {command}")
     if not command_line.parse_flags(own, __doc__):
         return 0
     given = flags.FLAGS

@@ -15,7 +15,7 @@ from contextlib import suppress
 from itertools import takewhile
 from pathlib import Path
 
-from towers.app.command_line import OTHER_FAILURE, Terminated, USER_MISTAKE, pass_on, show
+from towers.app.command_line import OTHER_FAILURE, Terminated, USER_MISTAKE, show
 from towers.app.config import TrainConfig
 from towers.app.continued import named_modules
 from towers.app.launch.supervise import End, supervise
@@ -114,7 +114,7 @@ def launch(
             if why is None:
                 return 0
             if not why.is_loss:
-                pass_on("\n".join(why.errors) or f"error: {why}.", is_error=True)
+                show(f"error: {why}.", is_error=True)
                 return why.code
             words = again(words, directory)
             lost, what = loss(ends, why)
@@ -133,10 +133,8 @@ def launch(
                 code = LOST_WORKER
                 reason = f"and --min_workers ({min_workers}) is more than the {len(left)} left"
             if code:
-                lines = list(why.errors) if why.code < 0 else []
                 remedy = f"To continue, give the launcher behind --: {shlex.join(words)}"
-                lines.append(f"error: {what}, {reason}. {remedy}")
-                pass_on("\n".join(lines), is_error=True)
+                show(f"error: {what}, {reason}. {remedy}", is_error=True)
                 return code
             restarts += 1
             show(
@@ -201,8 +199,7 @@ def loss(ends: Sequence[End], why: End) -> tuple[int, str]:
     """
     if why.code < 0:
         return why.worker, str(why)
-    said = [line.partition("error: ")[2].rstrip(". ") for line in why.errors]
-    text = next(filter(None, said), str(why))
+    text = why.error or str(why)
     silent = next((end.worker for end in ends if end.was_killed), None)
     if silent is None:
         return max(end.worker for end in ends), text

@@ -21,8 +21,6 @@ _PAUSE = 0.05  # seconds between two looks at which workers have ended
 _SETTLE = 1.0  # seconds after the first failure; a worker that failed earlier may end later
 _OBEY = 5.0  # seconds from SIGTERM to SIGKILL
 _SAVE = 300.0  # seconds after the first worker has stopped, in which the chief saves
-_HOLD = 5.0  # seconds to hold back lines like an error; a failed process ends within this time
-_ERRORS = ("error: ", "Traceback (most recent call last):", "Fatal Python error: ", "stopped by ")
 _TITLE = re.compile(r"towers \d[\w.]* \| .*\| run: (.+)")  # see `describe`
 
 
@@ -33,7 +31,7 @@ class End(NamedTuple):
     code: int  # its exit code, negative for a signal
     was_asked: bool = False  # to end
     was_killed: bool = False  # because it did not end when it was asked to
-    errors: tuple[str, ...] = ()  # its last lines on stderr, from its error on, not yet shown
+    error: str = ""  # the text of its last line "error: ..." on stderr
 
     @property
     def is_loss(self) -> bool:
@@ -46,19 +44,16 @@ class End(NamedTuple):
         return self.code in (INTERRUPTED, TERMINATED, HUNG_UP)
 
     def __str__(self) -> str:
-        return f"worker {self.worker} {child_process.outcome(self.code)}"
+        text = f"worker {self.worker} {child_process.outcome(self.code)}"
+        return f"{text}: {self.error}" if self.error else text
 
 
 class Worker:
-    """Runs one worker's process and shows its lines.
-
-    Lines of stderr that look like an error, and all lines after them, are held back until the
-    worker has ended. If a worker fails, the others fail after it, and would hide its error.
-    """
+    """Runs one worker's process and shows its lines."""
 
     def __init__(self, index: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.directory: str | None = None  # the run's directory, once the chief has printed it
-        self._index, self._held, self._held_since = index, list[str](), math.inf
+        self._index, self._error = index, ""
         self._was_asked = self._was_killed = False
         self._readers: list[Thread] = []
         self._process = child_process.start(
@@ -81,26 +76,17 @@ class Worker:
             self._readers[-1].start()
 
     def show(self, line: bytes, is_error: bool) -> None:
-        """Shows a line that the worker wrote, or holds it back."""
+        """Shows a line that the worker wrote."""
         last = line.rstrip(b"\r\n").rpartition(b"\r")[2]  # a progress bar's last state
         text = last.decode(getattr(sys.stdout, "encoding", None) or "utf-8", "backslashreplace")
         marked = text
         if self._index:
             marked = f"[worker {self._index}] {text}"
-        if is_error and (self._held or text.startswith(_ERRORS)):
-            self._held_since = min(self._held_since, time.monotonic())
-            self._held.append(marked)
-        else:
-            pass_on(marked, is_error)  # a script may color its lines
-            if title := _TITLE.fullmatch(text):
-                self.directory = title[1]
-
-    def show_held(self, seconds: float = _HOLD) -> None:
-        """Shows held lines after so many seconds, because they were no error."""
-        if time.monotonic() >= self._held_since + seconds:
-            for line in self._held:
-                pass_on(line, is_error=True)
-            self._held, self._held_since = [], math.inf
+        pass_on(marked, is_error)  # a script may color its lines
+        if is_error and text.startswith("error: "):
+            self._error = text.removeprefix("error: ").rstrip(". ")
+        elif title := _TITLE.fullmatch(text):
+            self.directory = title[1]
 
     def has_ended(self) -> bool:
         """Returns whether the process has ended, and all its lines are in the queue."""
@@ -113,9 +99,7 @@ class Worker:
     def end(self) -> End:
         """Returns how the worker ended; call it after `has_ended`."""
         code = self._process.returncode
-        if code == 0:
-            self.show_held(0.0)
-        return End(self._index, code, self._was_asked, self._was_killed, tuple(self._held))
+        return End(self._index, code, self._was_asked, self._was_killed, self._error)
 
     def ask_to_end(self, number: int) -> None:
         """Sends a signal, once: a second one would interrupt the worker's save."""
@@ -164,7 +148,6 @@ def supervise(
             if now >= ask_at:
                 ask_at, kill_at = math.inf, min(kill_at, now + _OBEY)
             for worker in running:
-                worker.show_held()
                 if stops or kill_at < math.inf:
                     worker.ask_to_end(stops[0] if stops else signal.SIGTERM)
                 # The shell and the system may both send SIGHUP for one closed terminal.
