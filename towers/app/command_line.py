@@ -20,7 +20,7 @@ from towers.machine import places, signals
 from towers.machine.places import LOST_DIRECTORY, LostDirectoryError
 from towers.machine.terminal import CapturedStderr
 from towers.machine.user_lines import line_of_error
-from towers.machine.words import nearest, printable
+from towers.machine.words import printable
 from towers.workers.cluster import LOST_WORKER, LostWorkerError
 
 MOST_USED = (
@@ -151,35 +151,19 @@ def parse_flags(argv: list[str], introduction: str = "") -> bool:
 
 
 def with_experiments(argv: list[str]) -> list[str]:
-    """Replaces the name of a documented experiment after --flagfile by the path of its file.
+    """Replaces the name of a documented experiment in --flagfile=NAME by the path of its file.
 
-    NAME, NAME.flags and the path in a checkout are names, unless there is such a file. Raises
-    ValueError if there is neither.
+    NAME, NAME.flags and the path in a checkout are names, unless there is such a file.
     """
-    found = list(argv)
-    for index, word in enumerate(argv):
-        option, is_joined, value = word.partition("=")
-        if option in _FLAGFILE and is_joined:
-            found[index] = f"{option}={_flag_file(value)}"
-        elif index > 0 and argv[index - 1] in _FLAGFILE:
-            found[index] = _flag_file(word)
+    folder, found = Path(__file__).with_name("experiments"), []
+    for word in argv:
+        option, _, given = word.partition("=")
+        path = folder / f"{Path(given).name.removesuffix('.flags')}.flags"
+        is_name = Path(given).parent in (Path(), Path("towers/app/experiments"))
+        if option in _FLAGFILE and is_name and not os.path.exists(given) and path.exists():
+            word = f"{option}={path}"
+        found.append(word)
     return found
-
-
-def _flag_file(given: str) -> str:
-    """Returns the path of a file that exists, or of the documented experiment of this name."""
-    if not given or os.path.exists(os.path.expanduser(given)):
-        return given
-    folder, path = Path(__file__).with_name("experiments"), Path(given)
-    if str(path.parent) in (".", "towers/app/experiments"):
-        named = folder / f"{path.name.removesuffix('.flags')}.flags"
-        if named.exists():
-            return str(named)
-    known = [file.stem for file in sorted(folder.glob("*.flags"))]
-    raise ValueError(
-        f"--flagfile ({given}) is neither a file nor a documented experiment: {', '.join(known)}."
-        f"{nearest(path.name.removesuffix('.flags'), known)}"
-    )
 
 
 def define_fields(config: type, names: Collection[str] = ()) -> None:

@@ -277,30 +277,21 @@ def test_the_run_goes_on_without_the_worker_that_was_lost(ends, expected):
     "words, announced, expected",
     [
         (["train.py", "--epochs=3"], "run", ["train.py", "--resume=run"]),
-        # the directory that the command names, in any of absl's ways; the last one counts
-        (["train.py", "--run_dir=run", "--epochs=3"], None, ["train.py", "--resume=run"]),
-        (["towers-train", "-run_dir", "run"], None, ["towers-train", "--resume=run"]),
-        (["train.py", "--run_dir=empty", "--run_dir=run"], None, ["train.py", "--resume=run"]),
+        (["towers-train", "-run_dir", "run"], "run", ["towers-train", "--resume=run"]),
         # the command stays as it is if there is no run yet, if it resumes already, or is no train.py
-        (["train.py", "--run_dir=empty"], None, None),
         (["train.py", "--epochs=3"], None, None),
         (["train.py", "--resume=run", "--epochs=9"], "run", None),
         (["fit.py", "--run_dir=run"], "run", None),
         (["-m", "package.train", "--run_dir=run"], "run", None),
         # the modules of a run that this command began are those that it named
-        (
-            ["train.py", "--run_dir=named"],
-            "named",
-            ["train.py", "--resume=named", "--trust_run_dir"],
-        ),
-        (["train.py", "--run_dir=named"], None, ["train.py", "--resume=named"]),
+        (["train.py"], "named", ["train.py", "--resume=named", "--trust_run_dir"]),
     ],
 )
 def test_after_a_loss_train_py_resumes_and_others_start_again(
     words, announced, expected, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    for name in ("run", "empty", "named"):
+    for name in ("run", "named"):
         (tmp_path / name).mkdir()
     (tmp_path / "named/config.json").write_text('{"model": "mine:model"}')
     (tmp_path / "run/config.json").write_text("{}")

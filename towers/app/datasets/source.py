@@ -1,9 +1,6 @@
 """DataSource gives the examples of one split, from any step of an epoch on."""
 
-import queue
-import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -18,8 +15,6 @@ from towers.resume.epoch import Epoch, as_written, content_of
 from towers.step.structures import gather_rows
 
 _ROWS = 16  # elements per batch: little Python time, and a slow source still shows progress
-_TICK = 0.5
-_SECONDS_TO_STOP = 2.0
 
 
 def count_elements(dataset: tf.data.Dataset, what: str) -> int:
@@ -30,42 +25,16 @@ def count_elements(dataset: tf.data.Dataset, what: str) -> int:
 def read_through(values: tf.data.Dataset, what: str) -> Iterator[np.ndarray]:
     """Yields a dataset's elements, numbers of one shape, in small batches; prints the progress.
 
-    A thread reads them, so that a signal ends the reading of a slow dataset at once. `what` begins
-    the lines on stderr: "counting the examples of mine (train)".
+    `what` begins the lines on stderr: "counting the examples of mine (train)".
     """
-    come: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    stopped = threading.Event()
-
-    def read() -> None:
-        try:
-            for batch in values.batch(_ROWS):
-                if stopped.is_set():
-                    return
-                come.put(batch.numpy())
-            come.put(None)
-        except Exception as error:
-            come.put(error)
-
-    thread = threading.Thread(target=read, daemon=True, name="towers-reads")
-    thread.start()
-    advice, count = "", 0
+    count, advice = 0, ""
     if int(values.cardinality()) == tf.data.UNKNOWN_CARDINALITY:
         advice = "; if it has no end, end it with .take(N)"
     lines = Lines(what, advice)
-    try:
-        while True:
-            with suppress(queue.Empty):
-                got = come.get(timeout=_TICK)
-                if isinstance(got, Exception):
-                    raise got
-                if got is None:
-                    return
-                count += len(got)
-                yield got
-            lines.show(count)
-    finally:
-        stopped.set()
-        thread.join(_SECONDS_TO_STOP)
+    for batch in values.batch(_ROWS):
+        count += len(batch)
+        yield batch.numpy()
+        lines.show(count)
 
 
 _PREFETCHED_BATCHES = 2  # the next batch is ready when a step ends; more batches only take memory

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import random
-import re
 import shlex
 import signal
 import socket
@@ -207,22 +206,17 @@ def loss(ends: Sequence[End], why: End) -> tuple[int, str]:
 
 
 def again(words: Sequence[str], announced: str | None) -> list[str]:
-    """Returns the command that continues a run, whose directory the chief may have `announced`.
+    """Returns the command that continues a run, whose directory the chief has `announced`.
 
     For train.py it is `--resume` with the run's directory, which holds all other flags. A command
     that resumes already, that has not begun a run yet, or that is another script stays the same.
     """
-    given = "\0".join(words)  # absl takes --name=value and --name value; the last one counts
-    run_dirs = [*re.findall(r"\0--?run_dir[=\0]([^\0]*)", given), *filter(None, [announced])]
-    is_new = Path(words[0]).name in ("train.py", INSTALLED) and "\0--resume" not in given
-    if not is_new or not run_dirs:
-        return list(words)
-    directory = run_dirs[-1]
-    text = read_config(directory)
+    is_train = Path(words[0]).name in ("train.py", INSTALLED)
+    resumes = any(word.startswith(("--resume", "-resume")) for word in words)
+    text = read_config(announced) if announced and is_train and not resumes else None
     if text is None:
         return list(words)
-    command = [words[0], f"--resume={directory}"]
-    # This command has begun an announced run, so it has named its modules.
-    if directory == announced and named_modules(TrainConfig.from_json(text)):
+    command = [words[0], f"--resume={announced}"]
+    if named_modules(TrainConfig.from_json(text)):  # this command has named them
         command.append("--trust_run_dir")
     return command
