@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.app.datasets.dataset import Found, check_arrays, check_finite
 from towers.app.datasets.pixels import divided, divided_parts, named_parts
 from towers.app.reading.examples import real_array
-from towers.step.structures import as_tensor, is_scipy
+from towers.step.structures import Structure, as_tensor, is_scipy
 
 
 def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool) -> Found:
@@ -53,14 +53,14 @@ def split_of(given: Any, where: str, num_classes: int | None, custom_loss: bool)
     return (divided(x, divided_parts(specs[0])), *others), specs, 1
 
 
-def _specs(x: Any) -> Any:
+def _specs(x: Structure) -> Structure:
     """Returns the specs of one example, from a structure of arrays [N, ...]."""
     return keras.tree.map_structure(
         lambda part: None if part is None else tf.TensorSpec(part.shape[1:], part.dtype), x
     )
 
 
-def _tuple_of(values: Any) -> Any:
+def _tuple_of(values: Structure) -> Structure:
     """Turns a list of arrays into a tuple, as `fit` does: tf.data converts a list to one array."""
     if isinstance(values, list) and any(
         isinstance(v, dict | tuple) or getattr(v, "ndim", 0) > 0 for v in values
@@ -69,7 +69,7 @@ def _tuple_of(values: Any) -> Any:
     return values
 
 
-def _arrays(values: Any, what: str, where: str) -> Any:
+def _arrays(values: Structure, what: str, where: str) -> Structure:
     """Returns a structure as checked arrays, `what`, such as "x", begins the name of each."""
     values = _tuple_of(values)
     if isinstance(values, dict):

@@ -9,15 +9,14 @@ Keras' layers draw from seed generators, which start from the seed.
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from towers.app import named
-from towers.step.structures import is_composite
+from towers.step.structures import Structure, is_composite
 
-Change = Callable[[Any, tf.Tensor], Any]  # (x, seed) -> x
+Change = Callable[[Structure, tf.Tensor], Structure]  # (x, seed) -> x
 
 CROP_FLIP = "crop_flip"
 _PADDING = 4  # K. He et al., "Deep residual learning", 2015, section 4.2, for CIFAR-10
@@ -32,7 +31,7 @@ _STATEFUL = set(
 )
 
 
-def load(name: str, x: Any) -> Change:
+def load(name: str, x: Structure) -> Change:
     """Returns a traced function (x, seed) -> x for an example.
 
     name: "crop_flip", or "package.module:function". The function is (x, seed) -> x in TensorFlow
@@ -92,7 +91,7 @@ def crop_flip(x: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     return tf.ensure_shape(mirrored, x.shape)
 
 
-def _traced(name: str, function: Change, spec: Any) -> Change:
+def _traced(name: str, function: Change, spec: Structure) -> Change:
     """Traces the function. Raises ValueError if it changes shapes or draws without its seed."""
     traced = tf.function(function, autograph=False)
     try:
@@ -116,11 +115,11 @@ def _traced(name: str, function: Change, spec: Any) -> Change:
     return traced
 
 
-def _described(specs: Any) -> Any:
+def _described(specs: Structure) -> object:
     return keras.tree.map_structure(lambda s: f"{s.dtype.name} {tuple(s.shape)}", specs)
 
 
-def _import(name: str, spec: Any) -> Change:
+def _import(name: str, spec: Structure) -> Change:
     function = named.import_function(name, "augment")
     parameters = len(inspect.signature(function).parameters)
     if parameters == 2:
@@ -135,10 +134,10 @@ def _import(name: str, spec: Any) -> Change:
     )
 
 
-def _of_layer(layer: keras.layers.Layer, spec: Any) -> Change:
+def _of_layer(layer: keras.layers.Layer, spec: Structure) -> Change:
     """Makes a function of (x, seed) from a layer that takes batches and draws random numbers."""
 
-    def call(x: Any) -> Any:
+    def call(x: Structure) -> Structure:
         batch = layer(tf.nest.map_structure(lambda tensor: tensor[tf.newaxis], x), training=True)
         return tf.nest.map_structure(lambda tensor: tensor[0], batch)
 
@@ -151,7 +150,7 @@ def _of_layer(layer: keras.layers.Layer, spec: Any) -> Change:
     known = set(map(id, weights))
     states = [variable for variable in layer.variables if id(variable) not in known]
 
-    def drawn(x: Any, seed: tf.Tensor) -> Any:
+    def drawn(x: Structure, seed: tf.Tensor) -> Structure:
         keys = tf.random.split(seed, max(1, len(states)))
         mapping = [(v, tf.cast(keys[place], v.dtype)) for place, v in enumerate(states)]
         with keras.StatelessScope(state_mapping=mapping) as scope:

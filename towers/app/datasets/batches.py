@@ -24,6 +24,7 @@ from towers.app.datasets.pixels import with_bytes
 from towers.app.datasets.user import source_of
 from towers.app.datasets.source import Batches, DataSource
 from towers.resume.epoch import Epoch, sha256
+from towers.step.structures import Structure
 
 
 class Examples(NamedTuple):
@@ -31,7 +32,7 @@ class Examples(NamedTuple):
 
     source: DataSource
     augment: augment_lib.Change | None = None  # (x, seed) -> x, for each example in training
-    changes: Sequence[Callable[..., Any]] = ()  # of a batch, in training and in evaluation
+    changes: Sequence[Callable[..., Structure]] = ()  # of a batch, in training and in evaluation
 
     @property
     def num_examples(self) -> int:
@@ -51,7 +52,7 @@ class Examples(NamedTuple):
         key, augment, rows = epoch.key, self.augment, epoch.rows
         if augment is not None and epoch.seed is not None:
 
-            def augmented(index: tf.Tensor, x: Any) -> Any:
+            def augmented(index: tf.Tensor, x: Structure) -> Structure:
                 changed = partial(augment, x, example_seed(key, index))
                 if rows is None:
                     return changed()

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from towers.machine.words import counted
 from towers.app.datasets.source import DataSource
+from towers.step.structures import Structure
 
 _MOST_CLASSES = 2**31 - 1  # labels are int32
 MEMORY_SHARE = 0.25  # data that take more are read while training runs
@@ -42,9 +43,9 @@ def fits(num_bytes: int) -> bool:
 
 Arrays: TypeAlias = tuple[np.ndarray, np.ndarray]  # x [N, ...], y [N]
 # Arrays, structures of arrays, an unbatched tf.data.Dataset, or a source read while training runs.
-Split: TypeAlias = "Arrays | tuple[Any, ...] | tf.data.Dataset | DataSource"
+Split: TypeAlias = "Arrays | tuple[Structure, ...] | tf.data.Dataset | DataSource"
 # A split, the specs of one x and one y as they were given, and the number of classes in it.
-Found: TypeAlias = tuple[Any, tuple[Any, Any], int]
+Found: TypeAlias = tuple[Split, tuple[Structure, Structure], int]
 
 
 @dataclass(frozen=True, eq=False)

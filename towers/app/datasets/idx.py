@@ -7,7 +7,7 @@ import gzip
 import math
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,9 @@ def load_directory(name: str, data_dir: str | os.PathLike[str]) -> Dataset:
     return of_ten_classes(name, (arrays[:2], arrays[2:]), where)
 
 
-def of_ten_classes(name: str, splits: Any, where: Sequence[str] = ()) -> Dataset:
+def of_ten_classes(
+    name: str, splits: Iterable[Sequence[np.ndarray]], where: Sequence[str] = ()
+) -> Dataset:
     """Makes a Dataset of ((x_train, y_train), (x_test, y_test)): images, and labels in 0 ... 9.
 
     Each x is uint8 [N, height, width, ...], each y [N] or [N, 1]. where: a name for each split.

@@ -18,7 +18,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mode
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 import numpy as np
 import tensorflow as tf
@@ -65,7 +65,7 @@ class ImageFiles(DataSource):
             labels = tf.constant(self.labels)
 
         @as_written
-        def image(index: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        def image(index: tf.Tensor) -> tuple[tf.Tensor, tuple[tf.Tensor, tf.Tensor]]:
             pixels = tf.numpy_function(self._pixels, [index], tf.float32, stateful=False)
             return index, (tf.ensure_shape(pixels, self.shape), labels[tf.maximum(index, ~index)])
 
@@ -139,7 +139,7 @@ def _orientation(image: Image.Image) -> int:
     return 1
 
 
-def _opened(file: Any) -> Image.Image:
+def _opened(file: BinaryIO) -> Image.Image:
     """Opens an image of one of `SUFFIXES`. For PostScript, Pillow would start another program."""
     Image.init()
     known = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "MPO", "PNG", "PPM", "TIFF", "WEBP")

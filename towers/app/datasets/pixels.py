@@ -9,7 +9,7 @@ with a layer such as `Rescaling(1 / 255)` gets 0 ... 255, because it divides the
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import numpy as np
@@ -17,6 +17,9 @@ import tensorflow as tf
 
 from towers.machine.keras_internals import all_layers, calls_in_order
 from towers.resume.epoch import as_written
+from towers.step.structures import BatchTensor, Structure
+
+_Structure = TypeVar("_Structure")  # a result has the structure of the argument
 
 _RANK = 3  # [N, height, width]
 _DIVIDED = "uint8 images, divided by 255"
@@ -30,15 +33,15 @@ _FOR_BYTES: dict[str, Callable[[float], bool]] = {  # whether `x / constant` etc
 }
 
 
-def divided_parts(x: Any) -> list[bool]:
+def divided_parts(x: Structure) -> list[bool]:
     """Returns whether each part of x, the specs of one example, holds images to divide."""
     return list(map(_are_pixels, tf.nest.flatten(x)))
 
 
-def divided(x: Any, parts: Sequence[bool]) -> Any:
+def divided(x: _Structure, parts: Sequence[bool]) -> _Structure:
     """Divides by 255 the marked parts of x, an example or a batch of arrays or tensors."""
 
-    def change(part: Any) -> Any:
+    def change(part: BatchTensor) -> BatchTensor:
         if isinstance(part, np.ndarray):
             return np.divide(part, np.float32(255), dtype=np.float32)
         return tf.cast(part, tf.float32) / 255
@@ -46,12 +49,14 @@ def divided(x: Any, parts: Sequence[bool]) -> Any:
     return _with_parts(x, parts, change)
 
 
-def with_bytes(parts: Sequence[bool]) -> Callable[..., Any]:
+def with_bytes(parts: Sequence[bool]) -> Callable[..., tuple[Structure, ...]]:
     """Returns a function for tf.data that multiplies these parts of x by 255, which is exact."""
     return as_written(lambda x, *others: (_with_parts(x, parts, lambda part: part * 255), *others))
 
 
-def _with_parts(x: Any, parts: Sequence[bool], change: Callable[[Any], Any]) -> Any:
+def _with_parts(
+    x: _Structure, parts: Sequence[bool], change: Callable[[BatchTensor], BatchTensor]
+) -> _Structure:
     values = tf.nest.flatten(x)
     for index, is_changed in enumerate(parts):
         if is_changed:
@@ -105,11 +110,11 @@ def _scaling_operation(model: keras.Model) -> str | None:
     return None
 
 
-def _largest(values: Any) -> float:
+def _largest(values: object) -> float:
     return float(np.max(np.abs(np.asarray(values))))
 
 
-def notes(train: Any, test: Any = None) -> list[str]:
+def notes(train: Structure, test: Structure = None) -> list[str]:
     """Returns lines that tell the user which uint8 parts of x are divided, and how to avoid it.
 
     train, test: the specs of one x of each split; test may be None.
@@ -125,12 +130,12 @@ def notes(train: Any, test: Any = None) -> list[str]:
     return [f"{path}: {_DIVIDED}; give floats to have them as they are" for path in parts]
 
 
-def _pixel_paths(x: Any) -> list[str]:
+def _pixel_paths(x: Structure) -> list[str]:
     """Returns the paths of the images in x, such as "x" or "x['image']"."""
     return [name for name, spec in named_parts("x", x) if _are_pixels(spec)]
 
 
-def named_parts(name: str, structure: Any) -> list[tuple[str, Any]]:
+def named_parts(name: str, structure: Structure) -> list[tuple[str, BatchTensor]]:
     """Returns the parts of a structure with their names, such as "x['image']" for name "x"."""
     return [
         (name + "".join(f"[{key!r}]" for key in path), part)
@@ -138,7 +143,7 @@ def named_parts(name: str, structure: Any) -> list[tuple[str, Any]]:
     ]
 
 
-def _are_pixels(spec: Any) -> bool:
+def _are_pixels(spec: tf.TensorSpec) -> bool:
     if tf.as_dtype(spec.dtype) != tf.uint8:
         return False
     rank = tf.TensorShape(spec.shape).rank

@@ -18,6 +18,7 @@ from towers.app.reading.readers import Readers
 from towers.app.config import TrainConfig
 from towers.app.datasets.source import DataSource, ExplainedBatches, of_batches
 from towers.resume.epoch import Epoch, as_written
+from towers.step.structures import Structure
 
 _DTYPES = {tf.float64: tf.float32, tf.int64: tf.int32}
 
@@ -27,10 +28,11 @@ class RandomAccess(DataSource):
     """Reads a split of N examples while training runs."""
 
     source: Source
-    structure: Any  # (x, y) of tf.TensorSpec, as the source gives one example
+    structure: tuple[Structure, Structure]  # specs of (x, y), as the source gives one example
     num_examples: int
     readers: Readers | None = None  # processes; None: the thread that makes the batches reads
-    lock: Any = field(default_factory=threading.Lock)  # an abandoned iterator may still read
+    # An abandoned iterator may still read.
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     how = "read while training runs"
     reads_rows = True
@@ -50,7 +52,7 @@ class RandomAccess(DataSource):
         failed: list[ValueError] = []  # the reader's error, of which tf.data shows only a part
         indices = epoch.indices(self.num_examples)
 
-        def generate() -> Iterator[Any]:
+        def generate() -> Iterator[tuple[Structure, ...]]:
             failed.clear()
             try:
                 for index, arrays in self._read(indices.as_numpy_iterator()):
@@ -76,7 +78,9 @@ class RandomAccess(DataSource):
         pixels = divided_parts(self.structure[0])
 
         @as_written
-        def converted(index: tf.Tensor, x: Any, y: Any) -> tuple[tf.Tensor, Any]:
+        def converted(
+            index: tf.Tensor, x: Structure, y: Structure
+        ) -> tuple[tf.Tensor, tuple[Structure, Structure]]:
             return index, tf.nest.map_structure(
                 lambda part: tf.cast(part, _DTYPES.get(part.dtype, part.dtype)),
                 (divided(x, pixels), y),
@@ -84,7 +88,7 @@ class RandomAccess(DataSource):
 
         return ExplainedBatches(of_batches(batches.map(converted), epoch), explain)
 
-    def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, Any]]:
+    def _read(self, batches: Iterator[np.ndarray]) -> Iterator[tuple[np.ndarray, list[np.ndarray]]]:
         """Yields the indices of each batch, and the arrays of the examples that are needed."""
         if (length := len(self.source.examples)) != self.num_examples:
             raise other_length(self.source.where, length, self.num_examples)

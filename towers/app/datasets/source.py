@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -12,7 +12,7 @@ from towers.app.config import TrainConfig
 from towers.machine.devices import count_cores
 from towers.machine.terminal import Lines
 from towers.resume.epoch import Epoch, as_written, content_of
-from towers.step.structures import gather_rows
+from towers.step.structures import BatchTensor, Structure, gather_rows
 
 _ROWS = 16  # elements per batch: little Python time, and a slow source still shows progress
 
@@ -48,13 +48,13 @@ class ExplainedBatches:
     explain: Callable[[int], None]  # (batches before an error); ValueError if it knows the reason
 
     @property
-    def element_spec(self) -> Any:
+    def element_spec(self) -> Structure:
         return self.dataset.element_spec
 
-    def map(self, function: Callable[..., Any]) -> "ExplainedBatches":
+    def map(self, function: Callable[..., Structure]) -> "ExplainedBatches":
         return replace(self, dataset=self.dataset.map(function))
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Structure]:
         num_done = 0
         try:
             for batch in self.dataset:
@@ -73,7 +73,8 @@ class DataSource:
 
     reads_rows = False  # whether it has an index, and so can obey `Epoch.rows`
     num_examples: int  # N
-    labels: Any  # all labels in the order of the split; None if they can only be read one by one
+    # All labels in the order of the split; None if they can only be read one by one.
+    labels: BatchTensor | None
 
     @property
     def how(self) -> str:
@@ -84,7 +85,7 @@ class DataSource:
         """Returns the source with its readers or its tensors, ready for a run."""
         return self
 
-    def identity(self) -> Iterable[Any]:
+    def identity(self) -> Iterable[bytes | memoryview]:
         """Returns bytes that, with the number of examples, identify the examples."""
         raise NotImplementedError
 
@@ -97,7 +98,7 @@ class DataSource:
 class InMemory(DataSource):
     """Holds N examples in memory; `opened` makes tensors on the CPU."""
 
-    parts: tuple[Any, ...]  # (x [N, ...], y [N]), or structures of such arrays
+    parts: tuple[Structure, ...]  # (x [N, ...], y [N]), or structures of such arrays
 
     reads_rows = True
 
@@ -106,7 +107,7 @@ class InMemory(DataSource):
         return int(tf.nest.flatten(self.parts)[-1].shape[0])
 
     @property
-    def labels(self) -> Any:
+    def labels(self) -> BatchTensor:  # type: ignore[override]
         return self.parts[1]
 
     def opened(self, config: TrainConfig) -> "InMemory":
@@ -116,12 +117,12 @@ class InMemory(DataSource):
             )
         return InMemory(tensors)
 
-    def identity(self) -> Iterable[Any]:
+    def identity(self) -> Iterable[bytes | memoryview]:
         return content_of(self.parts)
 
     def batches(self, epoch: Epoch) -> tf.data.Dataset:
         # The function captures the tensors: constants are limited to protobuf's 2 GB.
-        def rows(index: tf.Tensor) -> Any:
+        def rows(index: tf.Tensor) -> tuple[tf.Tensor, Structure]:
             place = tf.maximum(index, ~index)
             return index, tf.nest.map_structure(lambda part: gather_rows(part, place), self.parts)
 
@@ -149,7 +150,7 @@ def of_examples(
     return prepare_ahead(plain.batch(epoch.batch_size), count_cores())
 
 
-def with_x(example: Any, change: Callable[[Any], Any]) -> Any:
+def with_x(example: Structure, change: Callable[[Structure], Structure]) -> Structure:
     """Changes x in an example or a batch, which is x or a tuple that begins with x."""
     if isinstance(example, tuple):
         return change(example[0]), *example[1:]

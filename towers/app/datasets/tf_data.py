@@ -9,7 +9,6 @@ import re
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import keras
 import numpy as np
@@ -37,7 +36,7 @@ from towers.app.datasets.source import (
     with_x,
 )
 from towers.resume.epoch import Epoch
-from towers.step.structures import is_composite
+from towers.step.structures import Structure, is_composite
 
 # Lengths of datasets: a run needs them several times, and TensorFlow may have to read all to count.
 _counts: "weakref.WeakKeyDictionary[tf.data.Dataset, int]" = weakref.WeakKeyDictionary()
@@ -93,7 +92,7 @@ class Streamed(DataSource):
         if not any(parts):
             return examples
 
-        def example(index: tf.Tensor, given: Any) -> tuple[tf.Tensor, Any]:
+        def example(index: tf.Tensor, given: Structure) -> tuple[tf.Tensor, Structure]:
             return index, with_x(given, lambda x: divided(x, parts))
 
         return examples.map(example, count_cores(), deterministic=True)
@@ -117,7 +116,7 @@ class Cached(Streamed):
     how = ""
 
     @property
-    def labels(self) -> Any:  # type: ignore[override]
+    def labels(self) -> np.ndarray:  # type: ignore[override]
         labels = self.given.map(lambda x, y: y)
         return np.concatenate(list(read_through(labels, f"reading the labels of {self.where}")))
 

@@ -105,7 +105,7 @@ def num_examples(split: Split) -> int:
     return source_of(split).num_examples
 
 
-def _splitter(split: Any) -> Callable[[Any, str, int | None, bool], Found]:
+def _splitter(split: object) -> Callable[[Any, str, int | None, bool], Found]:
     """Returns the function that makes a split of such data."""
     if isinstance(split, tf.data.Dataset):
         return tf_data.split_of

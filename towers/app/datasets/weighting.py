@@ -4,7 +4,6 @@ y: classes [B], [B, 1], or one-hot [B, C]   ->   sample_weight [B]
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import keras
 import numpy as np
@@ -13,6 +12,8 @@ import tensorflow as tf
 from towers.app.class_weight import BALANCED, weights_of
 from towers.app.datasets.batches import Examples
 from towers.resume.epoch import as_written
+from towers.step.sharding import BatchValues
+from towers.step.structures import Structure
 
 
 def weighed(
@@ -51,7 +52,7 @@ def weighed(
     last = len(table) - 1
 
     @as_written
-    def weigh(x: Any, y: tf.Tensor) -> tuple[Any, Any, tf.Tensor]:
+    def weigh(x: Structure, y: tf.Tensor) -> BatchValues:
         classes = _classes(y)
         rows = tf.where((classes >= 0) & (classes < last), classes, last)
         return x, y, tf.gather(tf.constant(table), rows)

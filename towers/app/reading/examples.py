@@ -63,7 +63,7 @@ class Source:
         return stacked
 
 
-def real_array(value: Any, name: str) -> np.ndarray:
+def real_array(value: object, name: str) -> np.ndarray:
     """Returns the array of a value. Raises ValueError, which begins with `name`, if it has none."""
     try:
         array = np.asarray(value)
@@ -85,11 +85,11 @@ def real_array(value: Any, name: str) -> np.ndarray:
     return array
 
 
-def read_example(examples: Any, index: int, where: str) -> tuple[Any, dict[Leaf, np.ndarray]]:
+def read_example(examples: Any, index: int, where: str) -> tuple[object, dict[Leaf, np.ndarray]]:
     """Reads an example. Returns (x, y) with an array for each value, and its arrays by `Leaf`."""
     arrays = {}
 
-    def as_array(value: Any, path: str) -> Any:
+    def as_array(value: object, path: str) -> object:
         # As in tf.data: dicts and tuples are structures, a list is an array.
         if isinstance(value, dict):
             parts = {key: as_array(value[key], f"{path}[{key!r}]") for key in sorted(value)}

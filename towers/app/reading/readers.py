@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -125,7 +126,7 @@ class _Reader:
             ) from None
 
 
-def _serve(source: Source, connection: Any, current: Any) -> None:
+def _serve(source: Source, connection: Connection, current: Any) -> None:
     """Runs in a process: reads and sends the arrays of each part until it is killed."""
     for number in (signal.SIGINT, signal.SIGHUP):  # the training process alone handles these
         signal.signal(number, signal.SIG_IGN)
