@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -14,6 +13,7 @@ from towers.app.reporting.charts import figure_file, or_warning
 from towers.app.reporting.report import Report, labelled
 from towers.app.training.build import Run
 from towers.app.training_fields import FAST_STEPS
+from towers.step.structures import BatchTensor
 
 FILE = "confusion.png"
 _MOST_NAMED = 20  # classes whose names and counts can be read in the picture
@@ -33,7 +33,7 @@ def confusion_of_run(run: Run, directory: Path, out: Report) -> None:
             show(counts, directory / FILE, run.class_names, out)
 
 
-def count(y: Any, outputs: Any) -> np.ndarray:
+def count(y: BatchTensor, outputs: np.ndarray) -> np.ndarray:
     """Returns the counts of a batch, int [classes, classes]: by label, then by predicted class.
 
     y: class indices [N] or [N, 1], or one-hot rows. outputs: [N, classes], or a probability [N, 1].

@@ -6,7 +6,6 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -31,6 +30,7 @@ from towers.resume.directories import explained, write_atomically
 from towers.step.exchange import towers_of
 from towers.step.placement import Placement
 from towers.step.sharding import rows_of_towers
+from towers.step.structures import Structure
 from towers.step.xla import FullBatch
 from towers.workers import watch
 from towers.workers.workers import join_workers
@@ -54,7 +54,7 @@ def evaluate_file(
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
     began = time.perf_counter()
     model.make_test_function()
-    means: dict[str, Any] = {}  # over all batches so far
+    means: dict[str, tf.Tensor] = {}  # over all batches so far
     counts = np.zeros((), int)
     for batch in batches:
         means = model.test_function(iter([batch]))
@@ -91,7 +91,7 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     _export(config, file, dataset, out)
 
 
-def _named_outputs(model: keras.Model, found: Sequence[Any]) -> dict[str, np.ndarray]:
+def _named_outputs(model: keras.Model, found: Sequence[Structure]) -> dict[str, np.ndarray]:
     """Returns the outputs of all batches together, by the names of the model's outputs."""
     names = getattr(model, "output_names", [])
     if isinstance(found[0], dict):
@@ -176,7 +176,7 @@ def _export(config: TrainConfig, file: Path, dataset: Dataset, out: Report) -> N
 
 def _prepare(
     config: TrainConfig, file: Path, out: Report, argument: str, needs_labels: bool = False
-) -> tuple[keras.Model, Dataset, int, Iterator[Any]]:
+) -> tuple[keras.Model, Dataset, int, Iterator[Structure]]:
     """Loads the file and the data, and prints the devices, the model and the data.
 
     Returns the model on towers; the data set, the number of its test examples, and their global
@@ -217,7 +217,7 @@ def _prepare(
     )
     rows = partial(rows_of_towers, num_towers, local) if own_rows else None
 
-    def batches() -> Iterator[Any]:
+    def batches() -> Iterator[Structure]:
         for step, batch in enumerate(examples.batches(Epoch(size, rows=rows)), 1):
             yield batch
             if out.is_due():

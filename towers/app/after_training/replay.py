@@ -45,9 +45,9 @@ from towers.resume.checkpointer import Checkpointer
 from towers.resume.epoch import Epoch
 from towers.resume.ledger import LEDGER, Line, read_ledger
 from towers.resume.snapshot import variables_of
-from towers.resume.train_state import TrainState
+from towers.resume.train_state import Logs, TrainState
 from towers.step.digests import as_digits, sum_of_bits
-from towers.step.structures import as_tensor, map_tensors
+from towers.step.structures import Structure, as_tensor, map_tensors
 
 
 class _ReachedError(Exception):
@@ -61,12 +61,12 @@ class _EndBefore(keras.callbacks.Callback):
         super().__init__()
         self._state, self._step = state, step
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_begin(self, batch: int, logs: Logs | None = None) -> None:
         if self._state.step == self._step - 1:
             raise _ReachedError
 
 
-def replay(given: Mapping[str, Any], directory: str, step: int, out: Report) -> dict[str, Any]:
+def replay(given: Mapping[str, object], directory: str, step: int, out: Report) -> dict[str, Any]:
     """Makes the steps of a run again, from its newest checkpoint before `step` to `step`.
 
     given: the flags that the user gave, such as another number of devices.
@@ -86,7 +86,7 @@ def replay(given: Mapping[str, Any], directory: str, step: int, out: Report) -> 
         return {"lines": read_ledger(Path(str(config.resume), LEDGER)), **found}
 
 
-def audit(given: Mapping[str, Any], directory: str, epoch: int, out: Report) -> bool:
+def audit(given: Mapping[str, object], directory: str, epoch: int, out: Report) -> bool:
     """Makes an epoch of a run again, and returns whether all digests are equal."""
     claimed = [line for line in read_ledger(Path(directory, LEDGER)) if line.epoch == epoch]
     with directories.explained(directory, "audit"):
@@ -115,7 +115,7 @@ def audit(given: Mapping[str, Any], directory: str, epoch: int, out: Report) -> 
 
 @contextmanager
 def _copied(
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     directory: str,
     is_wanted: Callable[[Mapping[str, Any]], bool],
     **changed: Any,
@@ -169,7 +169,7 @@ def _inspected(run: Run, state: TrainState) -> dict[str, dict[str, str]]:
     epoch = Epoch(run.batch_size, run.config.seed, state.epoch, state.epoch_step, step.own_rows)
     batch = next(iter(prefetched(step, run.train.batches(epoch))))
     data = map_tensors(as_tensor, (*batch[:-1], None)[:3])
-    variables: dict[str, Any] = {}
+    variables: dict[str, keras.Variable] = {}
     for group, found in variables_of(step).items():
         if group != "metrics":
             variables |= {f"{group}/{i}/{v.path}": v for i, v in enumerate(found)}
@@ -195,7 +195,7 @@ def _inspected(run: Run, state: TrainState) -> dict[str, dict[str, str]]:
     }
 
 
-def _digests(values: Mapping[str, Any]) -> dict[str, str]:
+def _digests(values: Mapping[str, keras.Variable | tf.Tensor]) -> dict[str, str]:
     """Returns the digests of variables or tensors by name."""
     digests = {}
     for name, value in values.items():
@@ -206,15 +206,15 @@ def _digests(values: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _noting(
-    name: str, kept: tf.Variable, outputs: dict[str, tf.Variable], call: Callable[..., Any]
-) -> Callable[..., Any]:
+    name: str, kept: tf.Variable, outputs: dict[str, tf.Variable], call: Callable[..., Structure]
+) -> Callable[..., Structure]:
     """Returns a layer's `call` that also assigns the digest of its result to `kept`.
 
     The first call adds `kept` to `outputs`, which so get the order of the calls.
     """
 
     @functools.wraps(call)
-    def noted(*args: Any, **kwargs: Any) -> Any:
+    def noted(*args: object, **kwargs: object) -> Structure:
         result = call(*args, **kwargs)
         outputs.setdefault(name, kept).assign(sum_of_bits(result))
         return result

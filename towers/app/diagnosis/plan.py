@@ -7,7 +7,6 @@ parameter device     --- parameters, state, shards --->   towers' devices
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -19,7 +18,7 @@ from towers.machine.keras_internals import calls_in_order
 from towers.machine.words import aligned
 from towers.step import structures
 from towers.step.sharding import shard_sizes
-from towers.step.structures import is_composite, map_tensors
+from towers.step.structures import BatchTensor, Structure, is_composite, map_tensors
 
 
 @dataclass
@@ -36,13 +35,13 @@ class Traffic:
     sends_out: int = 0
 
 
-def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
+def traffic(step: TowerStep, batch_size: int, batch: Structure) -> dict[str, Traffic]:
     """Returns the transfers of one step for each device, from the specs of a batch [None, ...].
 
     Transfers with the parameter device count only at the other device, unless all have copies.
     """
 
-    def full(part: Any) -> tf.TensorSpec:
+    def full(part: BatchTensor) -> tf.TensorSpec:
         if is_composite(part) or not part.shape[1:].is_fully_defined():
             raise ValueError(
                 "plan counts the bytes of an example, and here these differ: the batches are of "
@@ -76,7 +75,7 @@ def traffic(step: TowerStep, batch_size: int, batch: Any) -> dict[str, Traffic]:
     return rows
 
 
-def _transfers(graph: Any) -> list[tuple[tf.Tensor, str, str]]:
+def _transfers(graph: tf.Graph) -> list[tuple[tf.Tensor, str, str]]:
     """Returns (tensor, source, target), once for each tensor and each device that reads it."""
     variables = {given.name: variable.device for variable, given in graph.captures}
 

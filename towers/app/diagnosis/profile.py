@@ -28,6 +28,7 @@ from towers.divide.tower_step import TowerStep
 from towers.machine.devices import count_cores, is_gpu
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
 from towers.divide.prefetch import prefetched
+from towers.step.structures import Structure
 
 WAITING, GRADIENTS, UPDATE = "waiting for input", "gradients", "update"
 _REMEDIES = {
@@ -93,7 +94,7 @@ def show_profile(run: Run, directory: Path, out: Report) -> None:
         out.line(slowest_line(seconds, step.tower_devices))
 
 
-def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any]:
+def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Structure]:
     """Yields shuffled global batches of one size, epoch after epoch."""
     full = min(batch_size, examples.num_examples)
     for epoch in itertools.count():
@@ -104,7 +105,7 @@ def full_batches(examples: Examples, batch_size: int, seed: int) -> Iterator[Any
 
 def measure(
     step: TowerStep,
-    batches: Callable[[int], Iterator[Any]],
+    batches: Callable[[int], Iterator[Structure]],
     batch_size: int,
     num_examples: int,
     directory: Path,
@@ -117,7 +118,7 @@ def measure(
         for size in (batch_size // 2, batch_size, 2 * batch_size)
         if 1 <= size <= num_examples
     }
-    acts: dict[Any, Callable[[], Any]] = {
+    acts: dict[str | int, Callable[[], object]] = {
         "input": lambda: next(ahead),  # before "whole", which then finds an empty buffer
         "whole": lambda: step.train_batch(**next(ahead)._asdict()),
         "step": lambda: step.train_batch(*given[batch_size]),
@@ -146,7 +147,7 @@ def measure(
     return Profile(batch_size, whole, read, alone, found, noise)
 
 
-def _seconds(act: Callable[[], Any]) -> float:
+def _seconds(act: Callable[[], object]) -> float:
     """Returns the mean seconds of a call, including the work that it leaves to the devices."""
     for least in (_WARM_UP_SECONDS, _SECONDS):
         begin, count = time.perf_counter(), 0

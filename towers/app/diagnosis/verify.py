@@ -6,7 +6,7 @@ Both are computed without Keras' noise, and in float32 if layers compute in 16 b
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.divide.tower_step import TowerStep
 from towers.machine.gpus import multiplies_in_tf32
 from towers.machine.keras_internals import all_layers, noise_left_out
-from towers.step.structures import as_tensor, map_tensors
+from towers.step.structures import Structure, as_tensor, map_tensors
 
 # Rounding errors to expect, by the dtype that matmuls and convolutions multiply in, coarsest last.
 # One operation rounds by 2^-53, 2^-24, 2^-11, 2^-11 or 2^-8 (IEEE 754; TF32: NVIDIA's A100
@@ -66,7 +66,9 @@ class Verification(NamedTuple):
         return f"{found}: the averaged gradient is the full-batch gradient{within}"
 
 
-def verify_gradients(step: TowerStep, x: Any, y: Any, sample_weight: Any = None) -> Verification:
+def verify_gradients(
+    step: TowerStep, x: Structure, y: Structure, sample_weight: Structure = None
+) -> Verification:
     """Compares both gradients on one batch without noise; changes no variable and no seed.
 
     The graph of `step` is traced without noise, so make it for this check alone.
