@@ -28,7 +28,9 @@ class ModelSource(NamedTuple):
     knows_shapes: bool = False  # whether `build` ignores its arguments
 
 
-def _recurrent(name: str, layer: Any, num_layers: int, units: int) -> ModelSource:
+def _recurrent(
+    name: str, layer: type[keras.layers.Layer], num_layers: int, units: int
+) -> ModelSource:
     build = partial(builtin.rnn, name, layer, num_layers=num_layers, units=units)
     return ModelSource(name, build, (49, 128), 128)  # the sizes of the melodies, one-hot
 

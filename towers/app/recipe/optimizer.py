@@ -34,18 +34,20 @@ class WarmUp(LearningRateSchedule):
     with an initial rate of 0 has the same warm-up.
     """
 
-    def __init__(self, rate: float, warmup_steps: int, after: Any) -> None:
+    def __init__(
+        self, rate: float, warmup_steps: int, after: LearningRateSchedule | dict[str, object]
+    ) -> None:
         if isinstance(after, dict):
             after = schedules.deserialize(after)
         self.rate, self.warmup_steps, self.after = rate, warmup_steps, after
 
-    def __call__(self, step: Any) -> tf.Tensor:
+    def __call__(self, step: int | tf.Tensor) -> tf.Tensor:
         """Returns the learning rate of update `step`, counted from 0."""
         after = tf.convert_to_tensor(self.after(step))
         part = tf.cast(step, after.dtype) / self.warmup_steps
         return tf.where(part < 1, tf.cast(self.rate, after.dtype) * part, after)
 
-    def get_config(self) -> dict[str, Any]:
+    def get_config(self) -> dict[str, object]:
         """Returns the arguments of `__init__`, with `after` serialized by Keras."""
         after = schedules.serialize(self.after)
         return {"rate": self.rate, "warmup_steps": self.warmup_steps, "after": after}

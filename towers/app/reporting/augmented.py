@@ -1,8 +1,7 @@
 """Draws augmented.png: training examples, and what `--augment` makes of them in each epoch."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import keras
 import numpy as np
@@ -20,7 +19,7 @@ _EXAMPLES, _EPOCHS = 4, 7
 def draw_augmented(run: Run, directory: Path, warn: Callable[[str], None]) -> None:
     """Draws augmented.png if x are images, unless it exists; if that fails, warns."""
     path = directory / FILE
-    shape: Any = getattr(run.train.specs[0], "shape", ())
+    shape: Sequence[int | None] = getattr(run.train.specs[0], "shape", ())
     if path.exists() or len(shape) != 4 or shape[-1] not in (1, 3):
         return
     with charts.or_warning(FILE, warn):

@@ -18,7 +18,7 @@ from towers.app.reporting.time_spent import TimeSpent
 from towers.app.training.build import Run
 from towers.machine.devices import peak_memory
 from towers.machine.words import counted
-from towers.resume.train_state import TrainState
+from towers.resume.train_state import Logs, TrainState
 
 _FIRST_STEPS = 20  # after so many, the time to the end is shown
 _SHORT = 10.0  # seconds
@@ -80,13 +80,13 @@ class ProgressLines(keras.callbacks.Callback):
         self.pace = Pace(run.num_steps - train_state.step)
         self._skipped_before = 0
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         self._out.waiting(f"{self._label(self._train_state.epoch)}  preparing the first step")
 
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         self._skipped_before = num_skipped(self._run, self._train_state)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def on_train_batch_end(self, batch: int, logs: Logs | None = None) -> None:
         if self.pace.num_timed == _FIRST_STEPS:
             self._tell_the_end()
         if not self._out.is_due():  # reading the loss back from its device waits for the step

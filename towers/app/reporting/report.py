@@ -90,7 +90,9 @@ class Report:
         """Shows towers' warnings as lines within the context; leaves libraries' warnings alone."""
         before = warnings.showwarning
 
-        def show(message: Any, category: type[Warning], filename: str, *rest: Any) -> None:
+        def show(
+            message: Warning | str, category: type[Warning], filename: str, *rest: Any
+        ) -> None:
             if issubclass(category, TowersWarning):
                 self.warn(as_flags(str(message)))
             else:

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -24,7 +23,7 @@ from towers.machine.places import LostDirectoryError
 from towers.app import run_dir
 from towers.resume import checkpoints, directories
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
-from towers.resume.train_state import TrainState
+from towers.resume.train_state import Logs, TrainState
 from towers.step.errors import NonFiniteError
 from towers.step.digests import digest, variable_digest
 from towers.workers import watch
@@ -46,7 +45,7 @@ class TensorBoardLog(keras.callbacks.TensorBoard):
         for moment in _WRITES:
             setattr(self, moment, partial(self._written, getattr(self, moment)))
 
-    def _written(self, write: Callable[..., None], *arguments: Any) -> None:
+    def _written(self, write: Callable[..., None], *arguments: object) -> None:
         if self._tell is None:
             return
         try:
@@ -71,7 +70,7 @@ class RunFiles(keras.callbacks.Callback):
         self._train_state, self.has_final = train_state, False  # whether final.keras is written
         self._drawn_at = time.monotonic()
 
-    def on_train_begin(self, logs: Any = None) -> None:
+    def on_train_begin(self, logs: Logs | None = None) -> None:
         """Sets the files back to the run's position, because later epochs are computed again."""
         state, folder = self._train_state, self._directory / directories.CHECKPOINTS
         paths = [p for p in checkpoints.find(folder) if state.best_step == checkpoints.step_of(p)]
@@ -89,7 +88,7 @@ class RunFiles(keras.callbacks.Callback):
         if self._run.config.augment:
             draw_augmented(self._run, self._directory, self._warn)
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replaces best.keras if the epoch is the best, adds its row, and draws the curves."""
         if self._train_state.is_best:
             self._save_best()
@@ -236,7 +235,7 @@ def unreadable(model: keras.Model) -> str:
     )
 
 
-def _unknown(config: Any) -> Iterator[str]:
+def _unknown(config: object) -> Iterator[str]:
     """Yields the lambdas, and the classes and functions neither of Keras nor registered."""
     if isinstance(config, dict):
         kind, module = config.get("class_name"), config.get("module")

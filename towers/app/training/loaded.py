@@ -4,7 +4,6 @@ import dataclasses
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -18,10 +17,11 @@ from towers.app import run_dir
 from towers.resume import checkpoints, directories
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.snapshot import FULL_BATCH, OPTIONS, compared, variables_of
+from towers.resume.stateful import Json
 from towers.resume.train_state import TrainState
 
 
-def compared_options(run: Run) -> AbstractContextManager[dict[str, Any]]:
+def compared_options(run: Run) -> AbstractContextManager[dict[str, Json]]:
     """Gives the options of a script's optimizer, which `load_newest` compares."""
     # Only a script's compiled optimizer is compared; config.json has all others and schedules.
     is_own = run.custom_loss and not run.config.has_schedule
@@ -33,7 +33,7 @@ def load_newest(
     checkpointer: Checkpointer,
     callbacks: Sequence[keras.callbacks.Callback],
     data: Mapping[str, str],
-    options: Mapping[str, Any],
+    options: Mapping[str, Json],
 ) -> TrainState:
     """Restores the newest undamaged checkpoint, and returns the run's position; writes no file.
 

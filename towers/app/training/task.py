@@ -6,7 +6,7 @@ any other model                           the model, then the data, which have c
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -67,7 +67,10 @@ def is_python(config: TrainConfig) -> bool:
     return PYTHON in (config.model, config.dataset)
 
 
-def load_callbacks(spec: str | None, given: Any = ()) -> list[keras.callbacks.Callback]:
+def load_callbacks(
+    spec: str | None,
+    given: keras.callbacks.Callback | Sequence[keras.callbacks.Callback] | None = (),
+) -> list[keras.callbacks.Callback]:
     """Returns the callbacks of the function "package.module:function", if any, then those given.
 
     As for Keras, one callback may stand for a list of one, and None for an empty list.
