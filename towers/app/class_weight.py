@@ -5,14 +5,14 @@ balanced     Class k has weight N / (classes * examples of k), so all classes co
 """
 
 import math
+from collections.abc import Mapping
 from operator import index
-from typing import Any
 
 BALANCED = "balanced"
 _LARGEST_CLASS = 1_000_000  # the weights become a table with an entry for each class
 
 
-def as_text(value: Any) -> str | None:
+def as_text(value: str | Mapping[int, float] | None) -> str | None:
     """Returns "0:1,1:5" for {0: 1, 1: 5} or such a text, not rounded; keeps BALANCED and None."""
     if value is None or isinstance(value, str) and value == BALANCED:
         return value
@@ -20,7 +20,7 @@ def as_text(value: Any) -> str | None:
     return ",".join(f"{label}:{t if float(t) == w else repr(w)}" for label, w, t in texts)
 
 
-def weights_of(value: Any) -> dict[int, float]:
+def weights_of(value: str | Mapping[int, float]) -> dict[int, float]:
     """Returns {0: 1.0, 1: 5.0} for "0:1,1:5" or for such a mapping."""
     try:
         if isinstance(value, str):

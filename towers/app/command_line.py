@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn, cast
 
 from absl import flags, logging as absl_logging
@@ -194,7 +195,7 @@ class _OrWord(flags.ArgumentParser):
         self._parser, self._words = parser, words
         self.syntactic_help = parser.syntactic_help
 
-    def parse(self, argument: Any) -> Any:
+    def parse(self, argument: Any) -> object:
         try:
             return argument if argument in self._words else self._parser.parse(argument)
         except (TypeError, ValueError) as error:
@@ -216,14 +217,14 @@ class _Choice(flags.EnumParser):
 class _AsWritten(flags.ArgumentSerializer):
     """Writes True as "true" and "auto" as "auto"; absl would write "true" for "auto", too."""
 
-    def serialize(self, value: Any) -> str:
+    def serialize(self, value: object) -> str:
         return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def exit_code(command: Callable[[], int | None]) -> int:
     """Runs a command and returns its exit code; errors that a user can fix print as one line."""
 
-    def raise_terminated(number: int, frame: Any) -> NoReturn:
+    def raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
         if number == signal.SIGHUP:  # the shell and the system both send one for a closed terminal
             signal.signal(number, signal.SIG_IGN)
         raise Terminated(number)

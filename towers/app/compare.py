@@ -162,7 +162,7 @@ def _causes(first: dict[str, Any], second: dict[str, Any]) -> Iterator[str]:
     yield from (f"update: {name}" for name in (*of["state"], *of["update"]))
 
 
-def _places(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[str]:
+def _places(first: Mapping[str, object], second: Mapping[str, object]) -> list[str]:
     """Returns the names of values that differ; a process may have counted its names otherwise."""
     pairs = zip(first.items(), second.items(), strict=False)
     return [name for (name, value), (_, other) in pairs if value != other]

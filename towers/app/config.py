@@ -16,7 +16,7 @@ from towers.machine.argument_names import unknown_argument
 MADE_WITH = "made_with"  # in config.json: the digest of the traced step, and versions
 
 
-def _stages_as_text(value: Any) -> Any:
+def _stages_as_text(value: Any) -> object:
     """Returns "a,b" for the layer names ["a", "b"]; other values stay."""
     are_names = isinstance(value, list | tuple) and all(isinstance(each, str) for each in value)
     if are_names and any("," in each for each in value):
@@ -24,19 +24,19 @@ def _stages_as_text(value: Any) -> Any:
     return ",".join(value) if are_names else value
 
 
-def _counts_as_text(value: Any) -> Any:
+def _counts_as_text(value: Any) -> object:
     """Returns "3,1" for [3, 1]; other values stay."""
     are_counts = isinstance(value, list | tuple) and all(type(each) is int for each in value)
     return ",".join(map(str, value)) if are_counts else value
 
 
-def _size_as_text(value: Any) -> Any:
+def _size_as_text(value: Any) -> object:
     """Returns "224x224" for (224, 224); other values stay."""
     are_sizes = isinstance(value, list | tuple) and all(type(each) is int for each in value)
     return "x".join(map(str, value)) if are_sizes else value
 
 
-def _schedule_as_text(value: Any) -> Any:
+def _schedule_as_text(value: object) -> object:
     """Returns "step:30,60" for {"step": [30, 60]}; other values stay."""
     if isinstance(value, dict) and list(value) == ["step"]:
         epochs = value["step"]
@@ -61,7 +61,7 @@ class TrainConfig(TrainingFields, MachineFields):  # the fields of the last base
 
     named: ClassVar[frozenset[str]] = frozenset()
 
-    def __new__(cls, **given: Any) -> "TrainConfig":
+    def __new__(cls, **given: object) -> "TrainConfig":
         """Records the names of the given fields: a default that is given counts as a choice."""
         known = [field.name for field in dataclasses.fields(cls)]
         for name in given:

@@ -95,7 +95,7 @@ def _without_leftovers(changed: Container[str]) -> dict[str, Any]:
     return values
 
 
-def identity(config: TrainConfig) -> dict[str, Any]:
+def identity(config: TrainConfig) -> dict[str, object]:
     """Returns the fields that determine the bits of a run's results, by name."""
     skipped = fields_with(Role.FREE | Role.LIMIT | Role.LARGER | Role.ONCE)
     return {k: v for k, v in dataclasses.asdict(config).items() if k not in skipped}
@@ -109,7 +109,7 @@ def named_modules(config: TrainConfig) -> dict[str, str]:
 
 def check_modules(
     config: TrainConfig,
-    given: Mapping[str, Any],
+    given: Mapping[str, object],
     directory: str,
     argument: str,
     fields: Collection[str] = CODE,

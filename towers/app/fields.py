@@ -43,7 +43,7 @@ class Declared:
     kind: str  # "text", "count", "number", "switch" or "choice"
     help: str  # names other fields in backquotes; {FREE} stands for all FREE fields
     roles: Role
-    check: Callable[[str, Any], Any]  # (name, value) -> the value to store, or ValueError
+    check: Callable[[str, object], object]  # (name, value) -> the value to store, or ValueError
     words: tuple[str, ...] = ()  # all values of a choice; else the word that is allowed as well
     refused: Mapping[str, str] = dataclasses.field(default_factory=dict)  # a choice -> its error
     holds: Holds = Holds.WORDS
@@ -80,11 +80,11 @@ def text(
     *,
     holds: Holds = Holds.WORDS,
     is_path: bool = False,
-    check: Callable[[str, str], Any] = lambda name, value: None,
+    check: Callable[[str, str], object] = lambda name, value: None,
 ) -> Any:
     """Declares a field for text that is not empty; `check(name, text)` may raise ValueError."""
 
-    def checked_text(name: str, value: Any) -> str:
+    def checked_text(name: str, value: object) -> str:
         if isinstance(value, os.PathLike):
             value = os.fspath(value)
         if not isinstance(value, str) or "\0" in value:
@@ -180,7 +180,7 @@ def choice(
     refused: for each word that users try although it is no choice, the error that explains why.
     """
 
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> str:
         if isinstance(value, str):
             if value in choices:
                 return value
@@ -202,12 +202,12 @@ def switch(
     )
 
 
-def value_error(name: str, value: Any, wanted: str) -> ValueError:
+def value_error(name: str, value: object, wanted: str) -> ValueError:
     """Returns the error for a field whose value must be `wanted`."""
     return ValueError(f"{name} ({short_repr(value)}) must be {wanted}.")
 
 
-def short_repr(value: Any) -> str:
+def short_repr(value: object) -> str:
     """Returns the repr of a value; a long one is shortened to its beginning and end."""
     short = reprlib.Repr()  # Python 3.12 takes the limits as arguments
     short.maxstring = short.maxother = 100
@@ -219,7 +219,7 @@ def short_repr(value: Any) -> str:
 
 def _field(
     kind: str,
-    default: Any,
+    default: object,
     help: str,
     roles: Role,
     wanted: str,
@@ -228,7 +228,7 @@ def _field(
 ) -> Any:
     """Declares a field for values for which `is_right` returns True, and for `word`."""
 
-    def check(name: str, value: Any) -> Any:
+    def check(name: str, value: object) -> object:
         if not (isinstance(value, str) and value == word or is_right(value)):
             raise value_error(name, value, wanted)
         return value

@@ -194,7 +194,7 @@ class Loop:
         put_in_place(run, state, self._after.checkpointer)
         self._has_begun = True
 
-    def _tell(self, moment: str, *arguments: Any) -> None:
+    def _tell(self, moment: str, *arguments: object) -> None:
         """Calls callbacks; skips batches without user callbacks, as Keras would read back logs."""
         getattr(self._lines, moment)(*arguments)
         if self._callbacks or "_batch_" not in moment:
@@ -213,7 +213,7 @@ def evaluate(
     assert run.test is not None
     tell("on_test_begin")
     run.step.reset_metrics()
-    logs: dict[str, Any] = {}
+    logs: dict[str, tf.Tensor] = {}
     batches = run.test.batches(Epoch(run.batch_size, rows=run.step.own_rows))
     steps: Iterable[int] = itertools.count()
     if run.config.fast_dev_run:
