@@ -52,7 +52,9 @@ def _integers(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 
 UNARY = {
     "above_one": "Acosh",
-    "positive": "BesselI0e BesselI1e Digamma Inv Lgamma Log Log1p Reciprocal Rsqrt Sqrt",
+    "positive": """BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e
+        BesselK1 BesselK1e BesselY0 BesselY1 Dawsn Digamma Expint FresnelCos FresnelSin Inv Lgamma
+        Log Log1p Reciprocal Rsqrt Spence Sqrt""",
     "unit": "Acos Asin Atanh Erfinv",
     "probability": "Ndtri",
     "normal": """Abs Asinh Atan Ceil Cos Cosh Elu Erf Erfc Exp Expm1 Floor IsFinite IsInf IsNan
@@ -98,6 +100,8 @@ for fill, kinds in BINARY.items():
             add(kind, raw(kind), ("n", 1), (1, "n"), fill=fill)  # every row with every row
 for kind in ("BitwiseAnd", "BitwiseOr", "BitwiseXor", "LeftShift", "RightShift", "TruncateDiv"):
     add(kind, partial(_integers, kind), N3, N3, fill="labels")
+for other in (N3, (3,)):
+    add("Polygamma", lambda a, x: R.Polygamma(a=tf.floor(a), x=x), N3, other, fill="above_one")
 
 
 add("LogicalAnd", lambda x, y: (x > 0) & (y > 0), N3, N3)

@@ -24,20 +24,21 @@ from towers.divide.probes import rows_each
 from towers.divide.rule import Look, align, contract, kept_axes, rule, rule_of_rows
 
 # Operations that compute each element from one element.
-_UNARY = """Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0e BesselI1e Bitcast
-    Bucketize Ceil ComplexAbs Conj Cos Cosh DebugGradientIdentity Digamma Elu
-    EnsureShape Erf Erfc Erfinv Exp Expm1 Floor Imag Inv Invert IsFinite IsInf IsNan
-    LeakyRelu Lgamma Log Log1p LogicalNot Ndtri OnesLike Real Reciprocal Relu Relu6 Rint
-    Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square
-    StaticRegexReplace StringLength StringLower StringStrip StringToHashBucketFast
-    StringToHashBucketStrong StringUpper Tan Tanh"""
+_UNARY = """Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1
+    BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1 Bitcast
+    Bucketize Ceil ComplexAbs Conj Cos Cosh Dawsn DebugGradientIdentity Digamma Elu
+    EnsureShape Erf Erfc Erfinv Exp Expint Expm1 Floor FresnelCos FresnelSin Imag Inv
+    Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri OnesLike
+    Real Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus
+    Softsign Spence Sqrt Square StaticRegexReplace StringLength StringLower StringStrip
+    StringToHashBucketFast StringToHashBucketStrong StringUpper Tan Tanh"""
 # Linear ones among them, which may be applied to parts of a sum.
 _LINEAR = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike"
 # Operations on the elements at one position of several inputs, after broadcasting.
 _BROADCAST = """ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex
     EluGrad Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac InvGrad LeakyReluGrad
     LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod MulNoNan NextAfter
-    NotEqual Pow ReciprocalGrad Relu6Grad ReluGrad RightShift SeluGrad SigmoidGrad
+    NotEqual Polygamma Pow ReciprocalGrad Relu6Grad ReluGrad RightShift SeluGrad SigmoidGrad
     SoftplusGrad SoftsignGrad SqrtGrad SquaredDifference TanhGrad TruncateDiv TruncateMod
     Xdivy Xlog1py Xlogy Zeta"""
 
