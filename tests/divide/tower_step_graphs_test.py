@@ -12,9 +12,8 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
 import towers
 from tests.step import small_step
-from towers.divide.meetings import ASSIGNMENTS, divided_for_xla
-from towers.divide.prefetch import place
 from towers.divide.tower_step import TowerStep
+from towers.divide.prefetch import place
 
 L = keras.layers
 JOINED = "_MklNativeConv2DBackpropFilterWithBias"  # a bias' gradient with the filter's
@@ -97,20 +96,3 @@ def test_no_gradient_of_a_bias_is_joined_with_a_filters(tmp_path):
     if not any(kind.startswith("_MklNativeConv2D") for kind in found):
         pytest.skip("oneDNN computes no convolution here: there is nothing to join")
     assert found[JOINED] == 0 and found["BiasAddGrad"] >= 2
-
-
-@pytest.mark.parametrize("num_layers, num_small_outside", [(1, 0), (7, 2 * 7)])
-def test_a_short_update_is_compiled_with_its_small_variables(num_layers, num_small_outside):
-    """Each layer has a bias of 64 numbers with its momentum, and so has its kernel of 4,096."""
-    layers = [L.Dense(64) for _ in range(num_layers)]
-    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
-    step = towers.TowerStep(keras.Sequential([keras.Input((64,)), *layers]), optimizer, "mse")
-    x = np.ones((4, 64), "float32")
-    step(x, x)
-    phases = step.phases()
-    before, program, after = divided_for_xla(phases[max(phases)])
-    assigned = [
-        op.inputs[1].shape.num_elements() for op in (*before, *after) if op.type in ASSIGNMENTS
-    ]
-    assert assigned.count(64) == num_small_outside
-    assert sum(op.type in ASSIGNMENTS for op in program) >= 2 * num_layers

@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from towers.divide.compiling import is_known
 from towers.divide.context import Context, Place, roots
-from towers.divide.facts import SIZE, WHOLE, Op, Value
+from towers.divide.facts import SIZE, WHOLE, Need, Op, Value
 from towers.divide.phases import states_before
 from towers.divide.run import Run
 from towers.machine.devices import short_name
@@ -16,7 +16,6 @@ from towers.step.averaging import Tree, add_tree
 ASSIGNMENTS = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")
 Parts: TypeAlias = tuple[list[Op], list[Op], list[Op]]  # before, in and after the program
 _LARGE = 4096  # elements; what is smaller takes little time, and compiling it takes as much as any
-_FEW = 12  # assignments; XLA runs a program of few loops on one thread, and a longer one on all
 
 
 class Program:
@@ -43,9 +42,14 @@ class Program:
             return
 
         def update(place: Place, trees: list[Tree]) -> list[tf.Tensor]:
-            sums = {v: add_tree(tree)[0] for v, tree in zip(self.inputs, trees, strict=True)}
-            found = {**states, **sums}
-            inner = context.inside(place, lambda value, need: found[value])
+            found = {v: add_tree(tree)[0] for v, tree in zip(self.inputs, trees, strict=True)}
+
+            def find(value: Value, need: Need) -> tf.Tensor:
+                if value in states:
+                    return states[value]
+                return found[value]
+
+            inner = context.inside(place, find)
             inner.run(self.ops)
             return [inner.values[value] for value in self._outputs]
 
@@ -87,21 +91,10 @@ class Meeting:
 
 def divided_for_xla(ops: Sequence[Op]) -> Parts:
     """Divides operations, in their order, into those before, in and after the compiled program."""
-    parts = _divided(ops, _LARGE)
-    num_assignments = sum(op.type in ASSIGNMENTS for op in parts[1])
-    # Without an update, the program would only copy large values in and out.
-    if num_assignments == 0:
-        return (list(ops), [], [])
-    if num_assignments <= _FEW:
-        return _divided(ops, 1)
-    return parts
-
-
-def _divided(ops: Sequence[Op], large: int) -> Parts:
-    """Returns the parts if XLA compiles what has at least so many elements."""
     before_of = states_before(ops)
-    parts: Parts = ([], [], [])
-    before, program, after = parts
+    before: list[Op] = []
+    program: list[Op] = []
+    after: list[Op] = []
     place: dict[Op, list[Op]] = {}
     for op in ops:
         awaited = [place.get(o) for o in (*before_of[op], *(value.op for value in op.inputs))]
@@ -112,17 +105,21 @@ def _divided(ops: Sequence[Op], large: int) -> Parts:
             # XLA compiles what is large, and what reads its results. Small operations before it
             # take less time than their part of a compilation.
             is_behind = any(found is program for found in awaited)
-            if (is_behind or _most_elements(op) >= large) and _compiles(op):
+            if (is_behind or _is_large(op)) and _compiles(op):
                 place[op] = program
             else:
                 place[op] = after if is_behind else before
         place[op].append(op)
-    return parts
+    # Without an update, the program would only copy large values in and out.
+    is_update = any(op.type in ASSIGNMENTS for op in program)
+    if is_update:
+        return (before, program, after)
+    return (list(ops), [], [])
 
 
-def _most_elements(op: Op) -> int:
-    """Returns the number of elements of the largest tensor that an operation reads or makes."""
-    return max((v.shape.num_elements() or 0 for v in (*op.inputs, *op.outputs)), default=0)
+def _is_large(op: Op) -> bool:
+    """Returns whether an operation reads or makes a large tensor."""
+    return any((v.shape.num_elements() or 0) >= _LARGE for v in (*op.inputs, *op.outputs))
 
 
 def _compiles(op: Op) -> bool:
