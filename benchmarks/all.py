@@ -46,27 +46,15 @@ COMMANDS = [
     ),
     (f"{_THROUGHPUT}=mlp41m,gru --num_devices=2 --peers=fit,mirrored,limit", _QUICK_THROUGHPUT),
     (f"{_THROUGHPUT}=mlp --num_devices=2 --peers=fit,mirrored", _QUICK_THROUGHPUT),
-    (f"{_THROUGHPUT}=mlp41m --num_devices=8 --peers=mirrored", _QUICK_THROUGHPUT),
-    *(
-        (
-            f"{_THROUGHPUT}=dcgan --contender=parallel --peers=fit,mirrored {more}",
-            "--workloads=tiny --rounds=1 --num_devices=2",
-        )
-        for more in ("--num_devices=2", "--num_devices=8 --steps=0")
+    (
+        f"{_THROUGHPUT}=dcgan --num_devices=2 --contender=parallel --peers=fit,mirrored",
+        _QUICK_THROUGHPUT,
     ),
     ("epochs.py", "--workloads=transformer --rounds=1"),
-    *(
-        (f"first_epochs.py --models={','.join(readme.MODELS.split())} --batch_norm={way}", quick)
-        for way in ("average", "synchronized")
-        for quick in ("--models=MobileNet --rounds=1",)
-    ),
-    ("checkpointing.py --rounds=3", "--model=mlp --rounds=1 --steps=120"),
     (
-        "placements.py --rounds=2",
-        "--workload=mlp --num_devices=2 --rounds=1 --compared=copies:towers,stages_2:towers",
+        f"first_epochs.py --models={','.join(readme.MODELS.split())}",
+        "--models=MobileNet --rounds=1",
     ),
-    ("data.py", "--limit_mib=640 --seconds=1"),
-    ("exchange.py", "--rounds=1 --workers=2"),
     *(
         (
             f"recovery.py --fault={fault} {_RECOVERY} --train=--worker_timeout=5",
@@ -74,6 +62,13 @@ COMMANDS = [
         )
         for fault in readme.FAULTS
     ),
+    (
+        "placements.py --rounds=1",
+        "--workload=mlp --num_devices=2 --compared=copies:towers,stages_2:towers",
+    ),
+    ("exchange.py", "--rounds=1 --workers=2"),
+    ("data.py", "--limit_mib=640 --seconds=1"),
+    ("checkpointing.py --rounds=3", "--model=mlp --rounds=1 --steps=120"),
 ]
 
 

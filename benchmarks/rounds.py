@@ -16,6 +16,7 @@ from benchmarks.machine import commit, describe_machine
 from benchmarks.process import ROOT, run_process
 
 RESULTS = ROOT / "benchmarks" / "results.csv"  # benchmarks/all.py writes it
+_LIMIT = 900.0  # seconds of a run; MirroredStrategy has hung on 8 devices of 2 cores
 KEY = ["benchmark", "workload", "data", "num_devices", "contender", "peer", "measure"]
 COLUMNS = [
     *KEY,
@@ -30,7 +31,8 @@ def run_rounds(
 ) -> list[dict[str, dict[str, Any]]]:
     """Runs every contender once per round; every other round runs in reverse order.
 
-    A peer that fails, for example because it cannot train a model, is left out from then on.
+    A peer that fails, for example because it cannot train a model, or hangs, is left out from then
+    on.
 
     Args:
         function: the "module.function" of this package that measures a contender.
@@ -50,7 +52,8 @@ def run_rounds(
         results = {}
         for name in [ours, *peers][:: -1 if index % 2 else 1]:
             try:
-                results[name] = run_process(**{"function": function, **contenders[name]})
+                given = {"function": function, "limit": _LIMIT, **contenders[name]}
+                results[name] = run_process(**given)
                 print(f"round {index}  {name:<12} {_line(results[name])}", flush=True)
             except RuntimeError as error:
                 if name == ours:

@@ -94,7 +94,7 @@ def test_ratios_are_taken_within_a_round_and_a_repeated_comparison_counts_once()
 def test_every_other_round_runs_in_reverse_and_a_failing_peer_is_left_out(monkeypatch, capsys):
     order = []
 
-    def run_process(function, name):
+    def run_process(function, limit, name):
         order.append(name)
         if name == "central":
             raise RuntimeError("BatchNormalization: no aggregation")
