@@ -15,11 +15,9 @@ from benchmarks.rounds import RESULTS, ROOT, group_comparisons, read_csv
 PEERS = {
     "fit": "Keras fit, 1 device",
     "mirrored": "MirroredStrategy",
-    "towers": "towers' own loop",
-    "central": "CentralStorageStrategy",
     "limit": "the limit: no averaging, no update",
 }
-MARKERS = "os^D|"
+MARKERS = "os|"
 ROW_HEIGHT, MARGIN, WIDTH = 0.36, 1.6, 8.0  # inches
 
 

@@ -25,7 +25,7 @@ _MOST_ROUNDS = 8
 
 
 class LoopAnalysis(Protocol):
-    """What the rules of loops use of an `Analysis`, whose module imports this one."""
+    """Has the parts of an `Analysis` that the rules of loops use; its module imports this one."""
 
     probes: Probes
     forced: Collection[str]
@@ -135,7 +135,7 @@ def _loop(analysis: LoopAnalysis, op: Op) -> Each | None:
     if not bodies or not conditions:
         return None
     body, condition = bodies[0], conditions[0]
-    # What the body passes on unchanged is no variable. A size may be another one in each round, so
+    # A value that the body passes on unchanged is no variable. A size may be another one in each round, so
     # it no longer follows from shapes alone.
     variables = {}
     for i, (start, end) in enumerate(zip(body.inputs, body.outputs)):
@@ -225,7 +225,7 @@ def _emitted_loop(
 ) -> Each:
     """Answers that each tower runs the loop, with the same operations on its own values.
 
-    variables: those that change. inputs: all of the body. body, test: operations, and what they
+    variables: the loop variables that change. inputs: all of the body. body, test: operations, and what they
     result in.
     """
     arguments = [inputs[i] for i in variables]
@@ -257,7 +257,7 @@ def _emitted_loop(
         ends = dict(zip(variables, last, strict=True))
         return [ends.get(i) for i in range(len(op.outputs))]
 
-    # What the loop passes on.
+    # The other values pass through the loop unchanged.
     rest = [_LoopVariable(value.fact, None, Elements()) for value in inputs]
     facts, shapes, elements = zip(*[variables.get(i, rest[i]) for i in range(len(op.outputs))])
     return Each([*starts, *outside], list(facts), emit, list(shapes), list(elements))

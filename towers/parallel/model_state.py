@@ -49,7 +49,7 @@ class Towers:
     machine: Machine | None = None  # where they run, but for XLA
     optimizer: keras.optimizers.Optimizer | None = None  # the one that `machine` is for
     warned_of_speed: bool = False  # what a divided step runs once takes time
-    # Of Keras' "train" and "test" loops.
+    # The iterators of Keras' "train" and "test" loops.
     iterators: dict[str, tf.data.Iterator] = field(default_factory=dict)
     newest: dict[str, NewestBatch] = field(  # if a tower fails, all run on this batch again
         default_factory=lambda: {name: NewestBatch() for name in ("train", "test", "predict")}

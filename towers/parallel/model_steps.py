@@ -34,7 +34,7 @@ from towers.workers.watch import watched
 from towers.workers.workers import join_workers
 
 
-# What Keras' loops give to their functions.
+# Keras' loops give one of these to their functions.
 Batches: TypeAlias = tf.data.Iterator | Iterator[Structure] | list[Structure]
 
 
