@@ -1,6 +1,6 @@
 """Runs every benchmark, one after the other, and writes the one table that all pages show.
 
-    python benchmarks/all.py --peers_python=VENV/bin/python    # about 90 minutes on 2 cores, as root
+    python benchmarks/all.py --peers_python=VENV/bin/python    # about 75 minutes on 2 cores, as root
     python benchmarks/all.py --quick    # a smoke run: small models, one round; changes no page
 
 Close other programs first. VENV holds the peers of benchmarks/exactness.py.
