@@ -96,3 +96,30 @@ def test_no_gradient_of_a_bias_is_joined_with_a_filters(tmp_path):
     if not any(kind.startswith("_MklNativeConv2D") for kind in found):
         pytest.skip("oneDNN computes no convolution here: there is nothing to join")
     assert found[JOINED] == 0 and found["BiasAddGrad"] >= 2
+
+
+def bytes_allocated(step, x, y, directory):
+    """The sizes of what a step allocates, by a profile."""
+    with tf.profiler.experimental.Profile(str(directory)):
+        step.train_batch(x, y)
+    (path,) = directory.glob("plugins/profile/*/*.xplane.pb")
+    planes = xplane_pb2.XSpace.FromString(path.read_bytes()).planes
+    return [
+        stat.int64_value
+        for plane in planes
+        for line in plane.lines
+        for event in line.events
+        if plane.event_metadata[event.metadata_id].name == "MemoryAllocation"
+        for stat in event.stats
+        if plane.stat_metadata[stat.metadata_id].name == "requested_bytes"
+    ]
+
+
+def test_the_first_step_makes_no_zeros_in_place_of_gradients(tmp_path):
+    """TensorFlow's graph optimizer computes what follows from shapes alone."""
+    kernel = 1000 * 1000 * 4  # bytes
+    model = keras.Sequential([keras.Input((1000,)), L.Dense(1000)])
+    step = TowerStep(model, "sgd", "mse", devices=towers.tower_devices(2))
+    x = np.ones((4, 1000), "float32")
+    first, second = (bytes_allocated(step, x, x, tmp_path / name) for name in ("first", "second"))
+    assert first.count(kernel) == second.count(kernel) > 0

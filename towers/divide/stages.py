@@ -179,7 +179,10 @@ def _if_rows(place: Place, parts: Tensors) -> Tensors:
     }
 
     def zeros() -> dict[int, tf.Tensor]:
-        return {i: tf.zeros_like(part) for i, part in large.items()}
+        # Before the first step, TensorFlow would compute zeros that follow from shapes alone, several
+        # times, and then find them too large to keep. These follow from the number of rows.
+        zero = tf.minimum(place.total, 0)
+        return {i: tf.fill(tf.shape(part), tf.cast(zero, part.dtype)) for i, part in large.items()}
 
     kept = tf.cond(place.has_rows, lambda: large, zeros) if large else {}
     return [
