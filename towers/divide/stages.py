@@ -179,8 +179,8 @@ def _if_rows(place: Place, parts: Tensors) -> Tensors:
     }
 
     def zeros() -> dict[int, tf.Tensor]:
-        # Before the first step, TensorFlow would compute zeros that follow from shapes alone, several
-        # times, and then find them too large to keep. These follow from the number of rows.
+        # TensorFlow's graph optimizer would compute zeros that follow from shapes alone before the
+        # first step, and oneDNN keeps their memory. These follow from the number of rows.
         zero = tf.minimum(place.total, 0)
         return {i: tf.fill(tf.shape(part), tf.cast(zero, part.dtype)) for i, part in large.items()}
 
