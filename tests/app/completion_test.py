@@ -34,13 +34,9 @@ def completed(script, *words):
     [
         (["--keep_"], ["--keep_checkpoints", "--keep_best"]),
         (["--seed", "7", "--monitor"], ["--monitor", "--monitor_mode"]),
-        (["--predic"], ["--predict"]),
         (["--device", ""], ["auto", "gpu", "cpu"]),
-        (["--device", "="], ["auto", "gpu", "cpu"]),
         (["--device", "=", "g"], ["gpu"]),
         (["--run_dir", "="], []),  # bash then completes files
-        (["--run_dir", "=", "--"], []),
-        (["--run_dir", "ru"], []),
         (["--zzz"], []),
     ],
 )

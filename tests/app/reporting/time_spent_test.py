@@ -85,30 +85,24 @@ def test_a_file_that_cannot_be_opened_is_a_warning(tmp_path):
     )
 
 
-@pytest.mark.telling("kills0")
-@pytest.mark.parametrize("kills", [(7, 8), (2, 3, 5, 7, 8)])
-def test_the_parts_add_up_to_the_clock_of_killed_processes(kills, tmp_path):
+def test_the_parts_add_up_to_the_clock_of_a_killed_process_and_its_successor(tmp_path):
     processes.run("-c", "pass")  # the server of processes has begun
     begins, flags = [], [*FLAGS, "--checkpoint_every=100", "--price=3600"]
-    for step in (*kills, None):
+    for fault, code in ((f"step == 7 and {NOTE}", -9), ("", 0)):
         begins.append(time.time())
-        process = forked(
-            *flags, cwd=tmp_path, fault="" if step is None else f"step == {step} and {NOTE}"
-        )
+        process = forked(*flags, cwd=tmp_path, fault=fault)
         said, errors = process.communicate(timeout=300)
-        assert process.returncode == (0 if step is None else -9), said + errors
+        assert process.returncode == code, said + errors
         flags = RESUME
     path = tmp_path / "run/checkpoints/time.json"
-    ends = [*map(float, (tmp_path / "ends").read_text().split()), os.stat(path).st_mtime]
+    ends = [float((tmp_path / "ends").read_text()), os.stat(path).st_mtime]
     lifetimes = [end - begin for begin, end in zip(begins, ends, strict=True)]
     written = json.loads(path.read_text())
-    assert written["starts"] == len(kills) + 1 and list(written["seconds"]) == list(PARTS)
+    assert written["starts"] == 2 and list(written["seconds"]) == list(PARTS)
     # A killed process loses at most 0.02 seconds, and a machine that is busy, some more.
-    assert sum(written["seconds"].values()) == pytest.approx(
-        sum(lifetimes), rel=0.01, abs=0.05 * len(lifetimes)
-    )
+    assert sum(written["seconds"].values()) == pytest.approx(sum(lifetimes), rel=0.01, abs=0.1)
     assert written["seconds"]["repeated steps"] > 0
     total = re.search(r"^Time +(\S+) in (\d) starts: .*; (\S+) at 3600.00 an hour$", said, re.M)
-    assert int(total[2]) == len(lifetimes)
+    assert int(total[2]) == 2
     assert float(total[3]) == pytest.approx(sum(lifetimes), rel=0.05)
     assert re.search(rf"^Done: 2 epochs in {total[1]},", said, re.M)
