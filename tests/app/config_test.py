@@ -17,7 +17,6 @@ from towers.app import fields, named
 from towers.app.class_weight import as_text, weights_of
 from towers.app.config import TrainConfig
 from towers.app.training_fields import step_epochs
-from towers.app.datasets.weighting import balanced, note
 
 NAMES = [field.name for field in dataclasses.fields(TrainConfig)]
 # A flag is a promise: a new one needs a reason, and one that goes a line in CHANGELOG.md.
@@ -229,18 +228,6 @@ def test_what_is_no_class_and_weight_is_refused(value):
     message = r"^class_weight \(.*\) must be balanced, or .* such as 0:1,1:5\.$"
     with pytest.raises(ValueError, match=message):
         TrainConfig(class_weight=value)
-
-
-def test_balanced_classes_count_alike_and_all_examples_what_they_did():
-    labels = np.array([0] * 6 + [2] * 3 + [5])
-    weights = balanced(labels)
-    totals = [weights[label] * (labels == label).sum() for label in weights]
-    np.testing.assert_allclose(totals, 10 / 3)
-
-
-def test_of_many_classes_the_note_shows_the_first():
-    assert note({1: 5.0, 0: 0.123456}) == "class weights: 0: 0.1235, 1: 5"
-    assert note(dict.fromkeys(range(12), 1.0)).endswith("9: 1, ...")
 
 
 @pytest.fixture

@@ -167,15 +167,6 @@ def test_values_of_another_run_are_an_error_that_lists_the_differences(values, m
     refused(message, **values)
 
 
-@pytest.mark.matrix
-def test_a_resumed_run_does_not_verify_gradients_again(capsys):
-    with pytest.raises(LookupError):
-        towers.train(config(run_dir="run", verify_gradients=True), [Fail()])
-    assert "Verify" in capsys.readouterr().out
-    resume()
-    assert "Verify" not in capsys.readouterr().out
-
-
 def test_an_edited_configuration_is_an_error(copied):
     path = RUN / run_dir.CONFIG
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 5'))

@@ -63,7 +63,6 @@ def test_a_run_and_the_evaluation_of_its_file_count_what_keras_predicts(capsys, 
         ([0, 1, 1], [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [[1, 0], [1, 1]]),
         ([[0], [1], [1]], [[0.1], [0.8], [0.3]], [[1, 0], [1, 1]]),
         ([[1, 0], [0, 1], [0, 1]], [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [[1, 0], [1, 1]]),
-        ([2.0], [[0, 1, 0]], [[0, 0, 0], [0, 0, 0], [0, 1, 0]]),
     ],
 )
 def test_labels_may_be_indices_or_one_hot_and_two_classes_one_probability(y, outputs, counts):

@@ -291,6 +291,10 @@ def test_the_runs_data_and_batch_are_brought_unless_others_are_given(saved_run):
     assert config == TrainConfig(dataset="mnist", batch_size_per_gpu=4)
     alone = file_config(saved_run / "elsewhere/m.keras", {"batch_size": 4})
     assert alone == TrainConfig(batch_size=4)
+    of_run = TrainConfig(dataset="image_folder", data_dir="mine", image_size="4x5x3")
+    (saved_run / "config.json").write_text(of_run.to_json())
+    config = file_config(saved_run / "final.keras", {"data_dir": "other"})
+    assert config == TrainConfig(dataset="image_folder", data_dir="other", image_size="4x5x3")
 
 
 def test_the_names_of_the_runs_classes_are_found_beside_the_file(saved_run):
@@ -301,11 +305,3 @@ def test_the_names_of_the_runs_classes_are_found_beside_the_file(saved_run):
         (saved_run / "classes.json").write_text(damaged)
         with pytest.raises(ValueError, match="classes.json is no list of the classes' names; rem"):
             class_names(saved_run / "final.keras")
-
-
-def test_the_size_of_a_runs_images_is_that_of_other_folders_too_and_of_no_other_data(tmp_path):
-    of_run = TrainConfig(dataset="image_folder", data_dir="mine", image_size="4x5x3")
-    (tmp_path / "config.json").write_text(of_run.to_json())
-    other = {"dataset": "image_folder", "data_dir": "other"}
-    assert file_config(tmp_path / "m.keras", other) == TrainConfig(**other, image_size="4x5x3")
-    assert file_config(tmp_path / "m.keras", {"dataset": "mnist"}) == TrainConfig(dataset="mnist")

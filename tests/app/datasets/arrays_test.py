@@ -75,15 +75,13 @@ def test_a_list_of_arrays_is_several_inputs_and_a_list_of_numbers_one():
     ((a, b), y) = split(([A, A + 1], [1.0, 2.0, 3.0, 4.0]))
     np.testing.assert_array_equal(b, a + 1)
     assert y.shape == (4,)
-    (x,) = split(([[1, 2], [3, 4]],))
-    assert x.shape == (2, 2)
 
 
 def test_a_data_set_knows_the_shape_of_an_example_and_no_classes():
     dataset = of_custom_loss((A, A), (A[:1], A[:1]))
     assert (dataset.input_shape, dataset.num_classes, len(dataset.test[0])) == ((3,), None, 1)
     assert of_custom_loss({"a": A}).input_shape == {"a": (3,)}
-    assert len(split(A)) == len(split((A,))) == len(split((A, None))) == 1
+    assert len(split(A)) == len(split((A, None))) == 1
     assert [part.shape for part in split((A, A, np.ones(4)))] == [(4, 3), (4, 3), (4,)]
 
 

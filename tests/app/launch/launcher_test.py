@@ -239,7 +239,6 @@ def test_the_launcher_does_not_restart_once_it_was_stopped(tmp_path):
 @pytest.mark.parametrize(
     "ends, expected",
     [
-        ([End(0, 0), End(1, 0)], None),
         ([End(0, 0), End(1, 5)], End(1, 5)),
         ([End(1, 1), End(0, 1)], End(1, 1)),  # the first that failed by itself
         ([End(2, 1), End(1, 2), End(0, 2)], End(0, 2)),  # a mistake: the chief's words

@@ -63,7 +63,7 @@ def test_steps_that_an_earlier_process_made_are_repeated_steps(tmp_path):
     assert second.seconds["steps"] > first.seconds["steps"] >= 0.04
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", '{"seconds": 3}', '{"seconds": {"data": "x"}}'])
+@pytest.mark.parametrize("text", ["{", '{"seconds": 3}', '{"seconds": {"data": "x"}}'])
 def test_a_file_that_cannot_be_read_counts_for_nothing(text, tmp_path):
     (tmp_path / "checkpoints").mkdir()
     path = tmp_path / "checkpoints/time.json"

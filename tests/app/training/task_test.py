@@ -260,6 +260,7 @@ def test_labels_that_do_not_fit_the_outputs_are_one_line():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.tools
 def test_what_the_page_shows_runs(monkeypatch):
     """At another default device, as on a machine with GPUs."""
     page = (run_dir.Path(__file__).parents[3] / "docs/custom_loss.md").read_text()
