@@ -2,14 +2,12 @@
 
 import dataclasses
 import subprocess
-from pathlib import Path
 
 import pytest
 
 from tests import processes
 from towers.app.config import TrainConfig
 
-ROOT = Path(__file__).parents[2]
 ASK = """
 eval "$0"
 COMP_WORDS=("$@") COMP_CWORD=$(($# - 1))

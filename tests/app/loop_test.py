@@ -57,15 +57,15 @@ class Silent(keras.callbacks.Callback):
 class Notes(Checkpointer):
     """Notes the steps that are saved, and writes nothing."""
 
-    def __init__(self, run, directory, every=None):
-        super().__init__(directory, run.workers, pytest.fail, every=every)
-        self.saved, self.is_written = [], True
+    def __init__(self, run, directory):
+        super().__init__(directory, run.workers, pytest.fail)
+        self.saved = []
 
     def save(self, train_state, is_last=False):
         self.saved.append(train_state.step)
 
     def wait(self):
-        return self.is_written
+        return True
 
     def newest_step(self):
         return self.saved[-1] if self.saved else None
@@ -79,13 +79,13 @@ def run():
 
 @pytest.fixture
 def loop_of(tmp_path):
-    def make(run, *callbacks, state=None, pending=None, every=None):
-        notes = Notes(run, tmp_path, every)
+    def make(run, *callbacks, state=None):
+        notes = Notes(run, tmp_path)
         after = AfterStep(
             run.step.model,
             TrainState() if state is None else state,
             notes,
-            Pending() if pending is None else pending,
+            Pending(),
             run.workers,
         )
         loop = Loop(run, after, Silent(), [], callbacks)

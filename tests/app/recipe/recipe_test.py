@@ -17,12 +17,6 @@ from towers.app.recipe.optimizer import (
     shown_rate,
 )
 
-L = keras.layers
-
-
-def model_of(*layers, shape=(1000,)):
-    return keras.Sequential([keras.Input(shape), *layers])
-
 
 # Frozen layers
 @pytest.fixture

@@ -118,7 +118,7 @@ def test_what_is_no_checkpoint_of_this_run_is_refused(field, value, words, run, 
 
 
 # The parts of several workers that need one process; the others: workers_test.py
-CHIEF, OTHER = (Cluster(("a:1", "b:1"), index) for index in (0, 1))
+CHIEF = Cluster(("a:1", "b:1"), 0)
 
 
 def test_what_works_with_one_worker_is_refused_for_several(monkeypatch):
