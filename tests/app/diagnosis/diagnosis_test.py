@@ -142,10 +142,3 @@ def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch):
     ]
 
 
-@NO_GPUS
-def test_without_a_gpu_the_reasons_are_given(monkeypatch):
-    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    first, second = blocks()["GPUs"]
-    assert first.startswith("none: no NVIDIA driver")
-    assert second == "CUDA_VISIBLE_DEVICES='' hides GPUs, or names none of this machine: unset it"

@@ -47,22 +47,6 @@ def test_time_counts_for_the_innermost_part(clock):
     assert time_words(spent, 360) == f"{shown}; 1.40 at 360.00 an hour"
 
 
-def test_steps_that_an_earlier_process_made_are_repeated_steps(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    first, second = TimeSpent(), TimeSpent()
-    with first.kept_in(tmp_path, pytest.fail):
-        for step in range(1, 6):
-            with first.in_step(step):
-                time.sleep(0.01)
-    with second.kept_in(tmp_path, pytest.fail):
-        for step in range(4, 7):
-            with second.in_step(step):
-                time.sleep(0.01)
-    repeated = second.seconds["repeated steps"]  # 5, because 4 is the process's first step
-    assert second.num_starts == 2 and 0.01 <= repeated < 2 * 0.01 + 0.02
-    assert second.seconds["steps"] > first.seconds["steps"] >= 0.04
-
-
 @pytest.mark.parametrize("text", ["{", '{"seconds": 3}', '{"seconds": {"data": "x"}}'])
 def test_a_file_that_cannot_be_read_counts_for_nothing(text, tmp_path):
     (tmp_path / "checkpoints").mkdir()

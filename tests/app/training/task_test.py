@@ -130,13 +130,6 @@ def test_flags_replace_the_optimizer_of_a_compiled_model_and_a_line_says_so():
     assert "; but optimizer and learning_rate as given beside it" in shown.getvalue()
 
 
-def test_labels_that_are_no_classes_are_an_error_for_a_model_without_a_loss():
-    values = {**OF_REGRESSION, "model": f"{__name__}:uncompiled_model"}
-    with pytest.raises(ValueError, match=r"labels .* must be .* compile it with its loss"):
-        towers.train(config(**values))
-    assert not RUN.exists()
-
-
 def test_a_classifier_needs_two_classes():
     data = {"train": (numbers(3), np.zeros(36, int)), "test": (numbers(3), np.zeros(36, int))}
     with pytest.raises(ValueError, match="has one class, and a classifier needs at least two"):
