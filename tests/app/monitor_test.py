@@ -61,19 +61,6 @@ def test_among_equal_values_the_lowest_loss_is_the_best_without_postponing_the_e
 
 
 @pytest.mark.parametrize(
-    "values, lowest, highest",
-    [
-        ([0.5, 0.1, 0.9, 0.9, 0.1], 1, 2),
-        ([math.nan, 0.5, -math.inf], 1, 1),
-        ([math.nan], None, None),
-    ],
-)
-def test_the_best_index_is_the_first_among_the_finite_values(values, lowest, highest):
-    found = [Monitor("x", best).best_index({"x": values}) for best in (False, True)]
-    assert found == [lowest, highest]
-
-
-@pytest.mark.parametrize(
     "columns, expected",
     [
         (["loss", "accuracy", "val_loss", "val_accuracy"], "val_accuracy"),

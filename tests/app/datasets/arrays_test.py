@@ -263,9 +263,3 @@ def test_user_function_that_returns_something_else_is_refused(user_module, expre
     user_module(f"def load(): return {expression}")
     message = refusal(load, "user_data:load")
     assert words in message and "user_data:load" in message
-
-
-def test_error_of_the_user_function_passes_through(user_module):
-    user_module("def load(): raise KeyError('mine')")
-    with pytest.raises(KeyError, match="mine"):
-        load("user_data:load")

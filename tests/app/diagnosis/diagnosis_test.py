@@ -140,5 +140,3 @@ def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch):
         "GPU 0  Tesla T4, 15360 MiB, 15000 MiB free",
         "GPU 1  NVIDIA GB10, [N/A] MiB, [N/A] MiB free",
     ]
-
-

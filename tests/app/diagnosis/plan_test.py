@@ -83,16 +83,6 @@ def test_unpacked_every_tensor_is_a_send():
     assert (apart.parameters, apart.results) == (packed.parameters, packed.results)
 
 
-def test_the_table_lines_up_and_adds_up():
-    assert plan.table(traffic(3, ["/cpu:0", "/cpu:1"], batch_size=8)) == [
-        "device  towers  examples  parameters in  examples in  sums in  results out  sends in  "
-        "sends out",
-        "/cpu:0  0-1     2 x 3     -              -            -        -            0         0",
-        "/cpu:1  2       2         96 bytes       64 bytes     -        88 bytes     4         1",
-        "Each step moves 160 bytes to the devices and 88 bytes from them.",
-    ]
-
-
 def test_the_stages_have_their_devices_layers_and_bytes_of_parameters():
     x = keras.Input((4,))
     first = L.Dense(5, name="first")(x)
