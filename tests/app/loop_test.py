@@ -9,11 +9,10 @@ from towers.app.reporting.progress import Pace
 from towers.app.reporting.time_spent import TimeSpent
 from towers.app.training.build import build
 from towers.app.training.loaded import put_in_place
-from towers.machine.signals import Pending, StopRequested
+from towers.machine.signals import Pending
 from towers.resume.after_step import AfterStep
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
-from towers.step.errors import NonFiniteError
 
 TEST = ["test_begin", *2 * ["test_batch_begin", "test_batch_end"], "test_end"]  # 20 = 16 + 4
 STEP = ["train_batch_begin", "train_batch_end"]
@@ -58,15 +57,15 @@ class Silent(keras.callbacks.Callback):
 class Notes(Checkpointer):
     """Notes the steps that are saved, and writes nothing."""
 
-    def __init__(self, run, directory, every=None):
-        super().__init__(directory, run.workers, pytest.fail, every=every)
-        self.saved, self.is_written = [], True
+    def __init__(self, run, directory):
+        super().__init__(directory, run.workers, pytest.fail)
+        self.saved = []
 
     def save(self, train_state, is_last=False):
         self.saved.append(train_state.step)
 
     def wait(self):
-        return self.is_written
+        return True
 
     def newest_step(self):
         return self.saved[-1] if self.saved else None
@@ -80,13 +79,13 @@ def run():
 
 @pytest.fixture
 def loop_of(tmp_path):
-    def make(run, *callbacks, state=None, pending=None, every=None):
-        notes = Notes(run, tmp_path, every)
+    def make(run, *callbacks, state=None):
+        notes = Notes(run, tmp_path)
         after = AfterStep(
             run.step.model,
             TrainState() if state is None else state,
             notes,
-            Pending() if pending is None else pending,
+            Pending(),
             run.workers,
         )
         loop = Loop(run, after, Silent(), [], callbacks)
@@ -155,41 +154,6 @@ def test_a_run_begins_though_a_callback_or_a_run_before_has_set_stop_training(ru
     state = TrainState()
     loop_of(run, Recorder("train_begin", stop), state=state)[0].train()
     assert state.step == 8
-
-
-@pytest.mark.parametrize("moment, step", [("train_batch_end", 1), ("epoch_end", 4)])
-def test_a_signal_waits_for_the_end_of_a_step_and_the_run_is_saved(run, loop_of, moment, step):
-    pending, state = Pending(), TrainState()
-    recorder = Recorder(
-        moment, lambda: pending.receive(2, None) if pending.number is None else None
-    )
-    loop, notes = loop_of(run, recorder, state=state, pending=pending)
-    with pytest.raises(StopRequested):
-        loop.train()
-    assert recorder.told[-1] == moment and state.step == step
-    assert loop.stop() == f"saved at step {step}" and notes.saved[-1] == step
-    notes.is_written = False
-    assert loop.stop() == f"the last checkpoint is from step {step}"
-
-
-@pytest.mark.parametrize(
-    "error, said, count",
-    [
-        (NonFiniteError("tower 0"), "saved at step 0", 2),
-        (RuntimeError("half"), "the last checkpoint is from step 0", 1),
-    ],
-)
-def test_an_update_that_fails_may_have_changed_anything_but_for_one_that_was_not_made(
-    run, loop_of, error, said, count, monkeypatch
-):
-    def fail(self, x, y, placed=None):
-        raise error
-
-    monkeypatch.setattr(type(run.step), "train_batch", fail)
-    loop, notes = loop_of(run)
-    with pytest.raises(type(error)):
-        loop.train()
-    assert loop.stop() == said and notes.saved == [0] * count
 
 
 def test_nothing_is_saved_of_a_run_that_has_not_begun(run, loop_of):

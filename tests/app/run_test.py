@@ -212,7 +212,6 @@ def test_a_run_stays_where_it_began_while_its_data_and_callbacks_move(tmp_path, 
     "values, message",
     [
         ({"device": "gpu"}, "device=gpu: TensorFlow sees no GPU"),
-        ({"variable_device": "gpu"}, "variable_device=gpu: TensorFlow sees no GPU"),
         ({"cpu_threads": 99}, r"cpu_threads \(99\): TensorFlow has already started with "),
         ({"optimizer": "adm"}, r"optimizer \('adm'\) must be one of adadelta, "),
     ],

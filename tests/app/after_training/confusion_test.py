@@ -47,18 +47,12 @@ def test_a_run_and_the_evaluation_of_its_file_count_what_keras_predicts(capsys, 
     counts = expected(keras.saving.load_model("run/final.keras"))
     assert Path("run/confusion.png").read_bytes()[:4] == b"\x89PNG"
     assert said_mistakes(capsys.readouterr().out) == mistakes(counts) != []
-    data = {"dataset": "tests.app.run_test:small_data", "num_gpus": 2, "batch_size": 7}
-    out = Report(io.StringIO())
-    for _ in range(2):
-        try:
-            evaluate_file(TrainConfig(**data), Path("run/final.keras"), out, "matrix.png")
-        except ValueError as error:
-            assert str(error).startswith("out (matrix.png) exists already")
-    assert Path("matrix.png").exists() and len(drawn) == 2
-    Path("a_file").touch()
-    with pytest.raises(ValueError, match=r"^out \(a_file/m.png\) cannot be used: Not a directory"):
-        evaluate_file(TrainConfig(**data), Path("run/final.keras"), out, "a_file/m.png")
-    del drawn[2:]
+    data = TrainConfig(dataset="tests.app.run_test:small_data", num_gpus=2, batch_size=7)
+    file, out = Path("run/final.keras"), Report(io.StringIO())
+    evaluate_file(data, file, out, "matrix.png")
+    with pytest.raises(ValueError, match=r"^out \(matrix.png\) exists already"):
+        evaluate_file(data, file, out, "matrix.png")
+    assert len(drawn) == 2
     for found in drawn:
         np.testing.assert_array_equal(found, counts)
 
@@ -69,7 +63,6 @@ def test_a_run_and_the_evaluation_of_its_file_count_what_keras_predicts(capsys, 
         ([0, 1, 1], [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [[1, 0], [1, 1]]),
         ([[0], [1], [1]], [[0.1], [0.8], [0.3]], [[1, 0], [1, 1]]),
         ([[1, 0], [0, 1], [0, 1]], [[0.9, 0.1], [0.2, 0.8], [0.7, 0.3]], [[1, 0], [1, 1]]),
-        ([2.0], [[0, 1, 0]], [[0, 0, 0], [0, 0, 0], [0, 1, 0]]),
     ],
 )
 def test_labels_may_be_indices_or_one_hot_and_two_classes_one_probability(y, outputs, counts):
@@ -81,12 +74,8 @@ def test_labels_may_be_indices_or_one_hot_and_two_classes_one_probability(y, out
     [
         (np.array([0.3]), np.ones((1, 1))),
         (np.array([2]), np.ones((1, 2))),
-        (np.array([-1]), np.ones((1, 2))),
         (np.zeros((2, 5)), np.ones((2, 5, 3))),
-        (np.zeros((2, 4)), np.ones((2, 3))),
-        ({"a": np.zeros(1)}, np.ones((1, 2))),
         (np.zeros(1), {"a": np.ones((1, 2))}),
-        (np.zeros(1), [np.ones((1, 2))] * 2),
     ],
 )
 def test_what_is_no_classifier_is_an_error_that_shows_the_shapes(y, outputs):
@@ -106,7 +95,7 @@ def test_a_run_without_classes_is_complete_with_a_warning(capsys):
 
 
 @pytest.mark.filterwarnings("ignore:Glyph")
-@pytest.mark.parametrize("classes", [2, 20, 21, 300])
+@pytest.mark.parametrize("classes", [2, 21])
 def test_any_number_of_classes_and_any_names_are_drawn(classes, tmp_path):
     out = Report(stream := io.StringIO())
     counts = np.eye(classes, dtype=int)

@@ -5,20 +5,17 @@ import hashlib
 import os
 import re
 import struct
-import tempfile
 import tracemalloc
 import zlib
 
 import keras
 import numpy as np
 import pytest
-from hypothesis import given, settings, strategies as st
 
 from tests.loading import load, refusal
 from towers.app import datasets
 from towers.app.datasets import dataset, idx, mnist, music, synthetic
 from towers.app.datasets.idx import FILE_NAMES, read_idx
-from towers.machine import files
 
 
 def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
@@ -31,7 +28,6 @@ def test_unknown_data_set_lists_the_names_the_nearest_and_the_form():
     "name, argument, value",
     [
         ("cifar10", "data_dir", "somewhere"),
-        ("json:loads", "data_dir", "somewhere"),
         ("mnist", "image_size", (8, 6, None)),
     ],
 )
@@ -61,26 +57,26 @@ def test_embedded_files_have_the_hashes_of_their_readme():
         assert hashlib.md5(content).hexdigest() == md5
 
 
-@pytest.mark.parametrize("name, shape", [("fashion_mnist", (28, 28)), ("cifar10", (32, 32, 3))])
-def test_what_keras_downloads_is_float32_in_0_to_1(name, shape, monkeypatch):
-    x, y = np.full((10, *shape), 51, np.uint8), np.arange(10, dtype=np.uint8)
-    if name == "cifar10":
-        y = y[:, np.newaxis]
-    monkeypatch.setattr(getattr(keras.datasets, name), "load_data", lambda: ((x, y), (x, y)))
+@pytest.mark.parametrize(
+    "name, shape, labels_shape",
+    [("fashion_mnist", (28, 28), (10,)), ("cifar10", (32, 32, 3), (10, 1))],
+)
+def test_what_keras_downloads_is_float32_in_0_to_1(name, shape, labels_shape, monkeypatch):
+    split = np.full((10, *shape), 51, np.uint8), np.arange(10).reshape(labels_shape)
+    monkeypatch.setattr(getattr(keras.datasets, name), "load_data", lambda: (split, split))
     dataset = load(name)
-    assert (dataset.num_classes, dataset.input_shape) == (10, (*shape, 1)[:3])
-    np.testing.assert_array_equal(dataset.train[0], np.full((10, *shape, 1)[:4], np.float32(0.2)))
-    assert dataset.test[1].tolist() == list(range(10))
+    expected = np.full((10, *dataset.input_shape), np.float32(0.2))
+    np.testing.assert_array_equal(dataset.train[0], expected)
+    assert dataset.num_classes == 10 and dataset.test[1].tolist() == list(range(10))
 
 
-@pytest.mark.parametrize("name", ["fashion_mnist", "cifar10"])
-def test_no_network_or_half_a_download_says_where_to_put_the_files(name, monkeypatch):
+def test_no_network_or_half_a_download_says_where_to_put_the_files(monkeypatch):
     def fail():
         raise Exception("URL fetch failure")
 
-    monkeypatch.setattr(getattr(keras.datasets, name), "load_data", fail)
-    message = refusal(load, name)
-    assert f"dataset={name}" in message and "URL fetch failure" in message
+    monkeypatch.setattr(keras.datasets.cifar10, "load_data", fail)
+    message = refusal(load, "cifar10")
+    assert "dataset=cifar10" in message and "URL fetch failure" in message
     assert "copy that directory" in message and "~/.keras/datasets" in message
 
 
@@ -106,16 +102,9 @@ MELODY = gzip.compress(ROW.encode(), mtime=0)
             gzip.compress(ROW.replace("49", "128").encode()),
             "note 49 of row 0 is 128, not in 0 to 127",
         ),
-        (
-            gzip.compress(ROW.replace("7,", "-7,", 1).encode()),
-            "note 7 of row 0 is -7, not in 0 to 1",
-        ),
         (gzip.compress((ROW + ", 1").encode()), "it has 1 rows of 51 notes, not of 50"),
         (gzip.compress(b"", mtime=0), "it has 0 rows"),
         (gzip.compress(ROW.replace("49", "4.5").encode()), "cannot be read: .*4.5"),
-        (gzip.compress(f"{ROW}\n1, 2".encode(), mtime=0), "cannot be read"),
-        (MELODY[:-20], "cannot be read"),
-        (b"no gzip", "cannot be read: .*Not a gzipped file"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
@@ -138,6 +127,8 @@ def test_synthetic_takes_shape_and_classes_from_the_caller():
     assert x.shape == (8192, 3, 2) and x_test.shape == (1024, 3, 2)
     assert x.dtype == np.float32 and y.dtype == np.int32
     assert 0 <= x.min() and x.max() < 1 and set(y) == {0, 1, 2, 3}
+    for bad in (((0,), 2), ((2,), 0)):
+        assert "must be at least 1" in refusal(synthetic.load, *bad)
 
 
 def test_synthetic_gives_the_same_bits_each_time_and_other_bits_to_test_on():
@@ -151,11 +142,6 @@ def test_synthetic_images_of_imagenets_size_take_a_gigabyte_at_most(monkeypatch)
     monkeypatch.setattr(synthetic, "make_split", lambda prototypes, count, generator: count)
     dataset = synthetic.load((224, 224, 3), 2)
     assert dataset.train == 2**30 // (4 * 224 * 224 * 3) == 1783 and dataset.test == 222
-
-
-@pytest.mark.parametrize("bad", [((0,), 2), ((2,), 0)])
-def test_synthetic_refuses_counts_below_1(bad):
-    assert "must be at least 1" in refusal(synthetic.load, *bad)
 
 
 def test_a_quarter_of_the_memory_fits_and_one_byte_more_does_not(monkeypatch):
@@ -211,7 +197,6 @@ def bomb():
     [
         (lambda: b"", "unpack"),
         (lambda: bytes.fromhex("89504e47") + bytes(99), "it begins neither with 00 00 08 01"),
-        (lambda: WHOLE[:2] + b"\x0d" + WHOLE[3:], "it begins neither"),  # float32
         (lambda: WHOLE + b"x", "promises 30 bytes"),
         (lambda: gzip.compress(WHOLE[:-1], mtime=0), "promises 30 bytes"),
         (lambda: gzip.compress(WHOLE, mtime=0)[:-12], "end-of-stream"),
@@ -232,41 +217,6 @@ def test_a_damaged_file_is_an_error_with_its_name_in_little_memory(content, mess
     assert peak < 4 * 2**20
 
 
-HEADERS = st.builds(
-    lambda code, sizes: struct.pack(f">BBBB{len(sizes)}I", 0, 0, code, len(sizes), *sizes),
-    st.sampled_from([0x08, 0x08, 0x08, 0x0D]),
-    st.lists(st.integers(0, 5) | st.integers(0, 2**32 - 1), max_size=5),
-)
-CONTENTS = st.builds(lambda header, body: header + body, HEADERS | st.binary(), st.binary())
-
-
-@settings(max_examples=100, deadline=None)
-@given(content=CONTENTS, gzipped=st.booleans(), cut=st.integers(0, 60), flip=st.integers(-1, 60))
-def test_any_bytes_give_an_array_or_one_error_line_in_bounded_memory(content, gzipped, cut, flip):
-    if gzipped:
-        content = gzip.compress(content, mtime=0)
-    content = bytearray(content[: max(len(content) - cut, 0)] if cut % 2 else content)
-    if 0 <= flip < len(content):
-        content[flip] ^= 0x10
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "labels")
-        with open(path, "wb") as file:
-            file.write(content)
-        tracemalloc.start()
-        try:
-            array = read_idx(path)
-            assert array.dtype == np.uint8 and array.size > 0
-            if not content.startswith(b"\x1f\x8b"):
-                assert content.endswith(array.tobytes())
-        except ValueError as error:
-            assert path in str(error) and "\n" not in str(error)
-        finally:
-            peak = tracemalloc.get_traced_memory()[1]
-            tracemalloc.stop()
-        # A gzipped file of this size may promise `files.EXPANDED` bytes, for which memory is taken.
-        assert peak < 4 * 2**20 + gzipped * files.EXPANDED
-
-
 @pytest.fixture
 def idx_dir(tmp_path):
     """Writes the four files; keyword arguments such as train_images replace their arrays."""
@@ -284,8 +234,9 @@ def idx_dir(tmp_path):
     return write
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist"])
-@pytest.mark.parametrize("suffix, is_dotted", [("", False), (".gz", False), (".gz", True)])
+@pytest.mark.parametrize(
+    "name, suffix, is_dotted", [("mnist", "", False), ("fashion_mnist", ".gz", True)]
+)
 def test_four_files_are_read_from_data_dir(idx_dir, name, suffix, is_dotted, tmp_path):
     if is_dotted:
         (tmp_path / "train-images-idx3-ubyte").mkdir()  # as in Kaggle's archive
@@ -308,12 +259,10 @@ def test_a_pipe_or_a_missing_directory_is_an_error(idx_dir, tmp_path):
 @pytest.mark.parametrize(
     "replaced, words",
     [
-        ({"t10k_labels": None}, ["data_dir (", "lacks t10k-labels", "t10k-labels.idx1-ubyte.gz"]),
         (
             {"train_images": examples(6)[1], "train_labels": examples(6)[0]},
             ["train-images", "swapped"],
         ),
-        ({"t10k_labels": examples(3)[0]}, ["t10k-labels", "labels are 1-dimensional"]),
         (
             {"train_labels": examples(5)[1]},
             ["train-images", "train-labels", "6 examples", "5 labels"],

@@ -3,7 +3,6 @@
 import io
 import json
 from functools import partial
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -13,14 +12,10 @@ from PIL import ExifTags, Image
 
 import towers
 from tests import loading
-from towers.app.after_training.model_files import file_config
-from towers.app.after_training.predicting import evaluate_file
 from towers.app.config import TrainConfig
-from towers.app.continued import continued_config
 from towers.resume.epoch import Epoch
 from towers.app.datasets import batches as input_lib, dataset
 from towers.app.datasets.image_folder import ImageFiles, decode, image_shape
-from towers.app.reporting.report import Report
 
 NUM_TRAIN, NUM_TEST, BATCH = 23, 11, 5
 
@@ -127,14 +122,12 @@ def test_the_digest_is_that_of_names_sizes_and_labels(folder):
 
 
 @pytest.mark.usefixtures("_streamed")
-@pytest.mark.telling("damage", "unlink")
-@pytest.mark.parametrize("spoil", [damage, Path.unlink, lambda p: p.write_bytes(b"")])
-def test_the_first_image_that_cannot_be_decoded_is_named_in_its_turn(folder, spoil):
+def test_the_first_image_that_cannot_be_decoded_is_named_in_its_turn(folder):
     train, _ = load_examples(folder)
     whole = bits(train.batches(Epoch(BATCH, 0, 0)))
     second, first = (path_of(train, order(0)[place]) for place in (14, 12))
-    for path in (second, first):
-        spoil(path)
+    second.unlink()
+    damage(first)
     batches = iter(train.batches(Epoch(BATCH, seed=0, number=0, start_step=1)))
     assert bits([next(batches)]) == [whole[1]]
     assert loading.refusal(next, batches).startswith(f"{first} cannot be decoded: ")
@@ -147,52 +140,34 @@ def config(folder, run_dir):
 
 @pytest.mark.matrix
 @pytest.mark.usefixtures("_streamed")
-@pytest.mark.parametrize("part, saved_at", [("train", 7), ("val", 5)])
-def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(
-    folder, tmp_path, capsys, part, saved_at
-):
-    """An image that fails from the second epoch's third step on, or in the first validation."""
+def test_a_run_that_an_image_has_ended_goes_on_to_the_same_bits(folder, tmp_path, capsys):
+    """An image fails from the second epoch's third step on."""
     undisturbed = towers.train(config(folder, tmp_path / "once"))
-    train, test = load_examples(folder)
-    path = path_of(train, order(1)[2 * BATCH]) if part == "train" else path_of(test, -1)
+    train, _ = load_examples(folder)
+    path = path_of(train, order(1)[2 * BATCH])
     content = []
 
     class Damage(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
             content.append(damage(path))
 
-    if part == "val":
-        content.append(damage(path))
     with pytest.raises(ValueError, match=f"{path} cannot be decoded"):
         towers.train(config(folder, tmp_path / "run"), [Damage()])
-    assert f"saved at step {saved_at}. Resume: " in capsys.readouterr().out
-    assert (tmp_path / "run/results.csv").exists() == (part == "train")  # epoch 1's row
+    assert "saved at step 7. Resume: " in capsys.readouterr().out
     path.write_bytes(content[0])
     again = TrainConfig(resume=str(tmp_path / "run"), trust_run_dir=True)
     assert towers.train(again) == undisturbed
     assert loading.final_weights(tmp_path / "run") == loading.final_weights(tmp_path / "once")
 
 
-def test_a_runs_size_is_recorded_and_stays_whatever_the_folder_holds_later(
-    folder, tmp_path, capsys
-):
+def test_a_run_says_and_records_the_size_of_its_images(folder, tmp_path, capsys):
     run_dir = tmp_path / "run"
     towers.train(loading.config(run_dir, "image_folder", data_dir=str(folder), epochs=0))
-    model = loading.model((6, 7, 3), 2)
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    model.save(run_dir / "final.keras")
     said = capsys.readouterr().out
     assert "\n          images of 6x7x3 (height x width x channels)\n" in said
     assert "Warning   5 of 23 training images do not have the most frequent size" in said
     values = json.loads((run_dir / "config.json").read_text())
     assert values["image_size"] == "6x7x3"
-    for path in folder.rglob("*.png"):
-        loading.write_pixels(path, np.zeros((9, 9, 1)))
-    given = file_config(run_dir / "final.keras", {"num_gpus": 1, "model": "tests.loading:model"})
-    evaluate_file(given, run_dir / "final.keras", Report())
-    assert "images of 6x7x3" in capsys.readouterr().out
-    with pytest.raises(ValueError, match=r"cannot change image_size \(9x9, the run has 6x7x3\)"):
-        continued_config(str(run_dir), {"image_size": "9x9", "trust_run_dir": True})
 
 
 # Files of all kinds: what a header says is what is decoded, upright and in its colors
@@ -223,9 +198,7 @@ def of_16_bits():
     [
         (of_16_bits, 0),
         (partial(encoded, "PNG", "LA"), 0),
-        (partial(encoded, "PNG", "P"), 0),
         (partial(encoded, "PNG", is_turned=True), 0),
-        (partial(encoded, "JPEG", "CMYK", quality=95), 16),
         (partial(encoded, "JPEG", is_turned=True, quality=95), 9),
         (partial(encoded, "TIFF", is_turned=True), 0),
         (partial(encoded, "GIF", "P"), 0),
@@ -244,7 +217,7 @@ def test_an_image_is_decoded_upright_in_its_colors_and_all_its_bits(make, tolera
     assert decode(path, other).shape == other
 
 
-@pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "TIFF in float32", ""])
+@pytest.mark.parametrize("kind", ["PNG", "TIFF in float32", ""])
 def test_what_is_no_whole_image_is_an_error_with_its_name(kind, tmp_path):
     path, content, message = tmp_path / "x.png", b"no image", "no image that Pillow knows"
     if kind == "TIFF in float32":

@@ -66,7 +66,6 @@ def test_versions_devices_batch_data_and_model_have_a_line_each(rehearsed):
 @pytest.mark.parametrize(
     "batch_size, num_towers, num_examples, expected",
     [
-        (128, 8, 60000, "128 global = 8 towers x 16; 469 steps an epoch (last: 96 = 8 x 12)"),
         (100, 8, 60000, "100 global = 8 towers x 12-13; 600 steps an epoch"),
         (7, 3, 8, "7 global = 3 towers x 2-3; 2 steps an epoch (last: 1 = 3 x 0-1)"),
         (1024, 1, 10, "1,024 global = 1 tower x 1,024; 1 step an epoch (last: 10 = 1 x 10)"),
@@ -81,16 +80,10 @@ def run():
     return build(config(num_towers=4))
 
 
-@pytest.mark.parametrize(
-    "batch_size, words",
-    [
-        (3, "does not divide by the 4 towers, which get 0-1 examples"),
-        (10, "get 2-3 examples"),
-    ],
-)
-def test_an_unusual_split_of_the_batch_is_warned_of(batch_size, words, run):
-    *_, warning = lines_of(describe.describe, run._replace(batch_size=batch_size), "run")
-    assert warning.startswith("Warning") and words in warning
+def test_an_unusual_split_of_the_batch_is_warned_of(run):
+    *_, warning = lines_of(describe.describe, run._replace(batch_size=3), "run")
+    assert warning.startswith("Warning")
+    assert "does not divide by the 4 towers, which get 0-1 examples" in warning
 
 
 def test_several_workers_are_counted_and_told_that_their_network_must_be_private(run, monkeypatch):
@@ -147,12 +140,3 @@ def test_the_drivers_gpus_are_listed_with_their_memory(monkeypatch):
         "GPU 0  Tesla T4, 15360 MiB, 15000 MiB free",
         "GPU 1  NVIDIA GB10, [N/A] MiB, [N/A] MiB free",
     ]
-
-
-@NO_GPUS
-def test_without_a_gpu_the_reasons_are_given(monkeypatch):
-    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    first, second = blocks()["GPUs"]
-    assert first.startswith("none: no NVIDIA driver")
-    assert second == "CUDA_VISIBLE_DEVICES='' hides GPUs, or names none of this machine: unset it"

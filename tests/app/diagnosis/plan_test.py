@@ -4,7 +4,6 @@ import dataclasses
 import re
 
 import keras
-import pytest
 import tensorflow as tf
 
 from towers.app.diagnosis import plan
@@ -59,18 +58,10 @@ def test_statistics_and_noise_go_down_and_only_sums_come_back():
     assert second.results == first.sums == first.results == LOSSES + trained + statistics
 
 
-@pytest.mark.telling("6-3-*")
-@pytest.mark.parametrize(
-    "num_towers, count, sums",
-    [
-        (4, 2, [1, 1]),  # ((0 1) (2 3))
-        (6, 2, [1, 1]),  # (((0 1) 2) ((3 4) 5))
-        (6, 3, [1, 2, 2]),  # 2 and (3 4 5) leave the second
-    ],
-)
-def test_sums_leave_a_device_for_that_of_the_left_child_or_home(num_towers, count, sums):
-    rows = traffic(num_towers, [f"/cpu:{i + 1}" for i in range(count)]).values()
-    assert [row.results for row in rows] == [k * (LOSSES + WEIGHTS) for k in sums]
+def test_sums_leave_a_device_for_that_of_the_left_child_or_home():
+    """Of (((0 1) 2) ((3 4) 5)), 2 and (3 4) leave the second device."""
+    rows = traffic(6, ["/cpu:1", "/cpu:2", "/cpu:3"]).values()
+    assert [row.results for row in rows] == [k * (LOSSES + WEIGHTS) for k in (1, 2, 2)]
 
 
 def test_copies_exchange_slices_of_gradients_and_of_their_sums():
@@ -90,16 +81,6 @@ def test_unpacked_every_tensor_is_a_send():
     # kernel and bias; two losses and the gradients of both
     assert (apart.sends_in, apart.sends_out) == (packed.sends_in + 1, packed.sends_out + 3)
     assert (apart.parameters, apart.results) == (packed.parameters, packed.results)
-
-
-def test_the_table_lines_up_and_adds_up():
-    assert plan.table(traffic(3, ["/cpu:0", "/cpu:1"], batch_size=8)) == [
-        "device  towers  examples  parameters in  examples in  sums in  results out  sends in  "
-        "sends out",
-        "/cpu:0  0-1     2 x 3     -              -            -        -            0         0",
-        "/cpu:1  2       2         96 bytes       64 bytes     -        88 bytes     4         1",
-        "Each step moves 160 bytes to the devices and 88 bytes from them.",
-    ]
 
 
 def test_the_stages_have_their_devices_layers_and_bytes_of_parameters():

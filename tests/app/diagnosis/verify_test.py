@@ -50,24 +50,18 @@ def test_a_wrong_average_is_found_in_the_variable_where_it_is_largest(monkeypatc
         assert "num_towers=1" in found.error and "verify_gradients=warn" in found.error
 
 
-@pytest.mark.telling("float64-*", "mixed_float16-*")
 @pytest.mark.parametrize(
-    "policy, jit_compile, multiplied, within",
-    [
-        ("float64", False, "float64", 1e-10),
-        ("bfloat16", False, "bfloat16", 0.2),
-        ("mixed_float16", False, "float32", 1e-5),
-        ("mixed_bfloat16", True, "float32", 1e-3),
-    ],
+    "policy, multiplied, within",
+    [("float64", "float64", 1e-10), ("mixed_float16", "float32", 1e-5)],
 )
 def test_the_bound_is_that_of_the_dtype_of_the_parameters(
-    policy, jit_compile, multiplied, within, monkeypatch, request
+    policy, multiplied, within, monkeypatch, request
 ):
     """Mixed precision is compared in float32, in which 3,000 equal terms do not stop growing."""
     if policy == "float64":
         request.getfixturevalue("float64")  # the loss's dtype, too
     layer = keras.layers.Dense(8, activation="relu", dtype=policy)
-    step = make_step(layer, last=policy, jit_compile=jit_compile)
+    step = make_step(layer, last=policy, jit_compile=False)
     found = verify_gradients(step, *make_batch())
     assert (found.multiplied_in, found.cause) == (multiplied, "")
     assert found.difference <= within
@@ -126,27 +120,13 @@ def test_keras_noise_is_left_out_of_both_gradients_and_nothing_changes():
     np.testing.assert_array_equal(np.random.get_state()[1], random_before)
 
 
-NOISE = "tf.random draws other numbers for each computation"
 norm = partial(keras.layers.BatchNormalization, name="norm")
 
 
-@pytest.mark.parametrize(
-    "layers, options, reason",
-    [
-        (
-            [norm, lambda: Sampling(tf.random.normal)],
-            {},
-            f"{NOISE} and each tower normalizes by its own shard in norm",
-        ),
-        ([norm], {"batch_norm": "synchronized"}, None),
-        ([norm], {"num_towers": 1}, None),
-    ],
-)
-def test_what_makes_towers_differ_by_design_is_named(layers, options, reason):
-    step = make_step(*(make() for make in layers), **options)
-    found = verify_gradients(step, *make_batch())
+def test_what_makes_towers_differ_by_design_is_named():
+    found = verify_gradients(make_step(norm(), Sampling(tf.random.normal)), *make_batch())
     assert found.error is None
-    if reason is None:
-        assert found.difference < 1e-4 and found.by_design == []
-    else:
-        assert f"by design, {reason}" in str(found)
+    reason = "tf.random draws other numbers for each computation and each tower normalizes"
+    assert f"by design, {reason} by its own shard in norm" in str(found)
+    found = verify_gradients(make_step(norm(), batch_norm="synchronized"), *make_batch())
+    assert found.error is None and found.by_design == [] and found.difference < 1e-4

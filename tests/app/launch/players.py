@@ -3,9 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
-
-ROOT = Path(__file__).parents[3]
 
 # What every script may use: which worker it is, of how many, and a way to tell the test something.
 BEGINNING = """

@@ -129,7 +129,7 @@ def test_a_worker_that_has_stopped_leaves_the_others_time_to_save(tmp_path):
 note("ready")
 if index == 0:
     wait_for("ready-1")
-    time.sleep(3)
+    time.sleep(1.5)
     print("saved")
 print("stopped by SIGTERM", file=sys.stderr)
 sys.exit(143)
@@ -156,7 +156,7 @@ def started(tmp_path, text, seconds=1.0):
     ],
 )
 def test_a_signal_is_passed_on_once_and_the_save_waited_for(number, code, stderr, tmp_path):
-    process, _ = started(tmp_path, SAVES, 2.0)
+    process, _ = started(tmp_path, SAVES, 0.5)
     process.send_signal(number)
     stdout, said = process.communicate(timeout=30)
     assert process.returncode == code and said.endswith(f"stopped by it\n{stderr}")

@@ -88,8 +88,7 @@ def test_a_built_in_model_has_its_published_parameters(
     assert kinds in (None, " ".join(type(layer).__name__ for layer in model.layers))
 
 
-@pytest.mark.telling("notebook_cnn", "mlp", "gru")
-@pytest.mark.parametrize("name", [name for name in models.NAMES if name not in LARGE])
+@pytest.mark.parametrize("name", ["notebook_cnn", "mlp", "gru"])
 def test_a_model_takes_other_shapes_and_gives_probabilities(name):
     model = models.load(name).build((12, 14, 3), 7)
     assert model.built and model.input_shape == (None, 12, 14, 3)
@@ -98,11 +97,9 @@ def test_a_model_takes_other_shapes_and_gives_probabilities(name):
     np.testing.assert_allclose(y.sum(axis=1), 1, rtol=1e-5)  # float32 rounding of 7 additions
 
 
-@pytest.mark.telling("gru")
-@pytest.mark.parametrize("name", ["gru", "lstm"])
-def test_a_recurrent_model_encodes_notes_one_hot_itself_and_reads_images_row_by_row(name):
+def test_a_recurrent_model_encodes_notes_one_hot_itself_and_reads_images_row_by_row():
     notes = np.random.default_rng(0).integers(0, 20, (3, 7))
-    build = models.load(name).build
+    build = models.load("gru").build
     from_notes, from_vectors = build((7,), 20), build((7, 20), 20)
     from_vectors.set_weights(from_notes.get_weights())
     assert from_notes.inputs[0].dtype == "int32"
@@ -158,9 +155,7 @@ def test_a_users_function_comes_with_its_modules_constants_or_those_of_mnist(use
     assert source[2:] == ((28, 28, 1), 10, "adam", True)
 
 
-@pytest.mark.parametrize(
-    "constant", ["INPUT_SHAPE = 784", "INPUT_SHAPE = (0,)", "NUM_CLASSES = 2.5", "OPTIMIZER = 3"]
-)
+@pytest.mark.parametrize("constant", ["INPUT_SHAPE = (0,)", "NUM_CLASSES = 2.5", "OPTIMIZER = 3"])
 def test_a_constant_of_another_kind_is_refused(user_module, constant):
     user_module(f"{constant}\ndef build(input_shape, num_classes): pass")
     name, _, value = constant.partition(" = ")
@@ -192,7 +187,7 @@ def layers_of(model, kind):
     return [layer for layer in model.layers if isinstance(layer, kind)]
 
 
-@pytest.mark.parametrize("name", ["resnet", "resnet20", "resnet56", "resnet50"])
+@pytest.mark.parametrize("name", ["resnet20", "resnet50"])
 def test_what_is_no_image_is_refused(name):
     with pytest.raises(ValueError, match=rf"model={name}\w* needs images .*\(49,\)"):
         models.load(name).build((49,), 10)
@@ -245,7 +240,7 @@ def test_a_shortcut_takes_every_second_pixel_and_adds_zeros():
     assert expected.any()
 
 
-@pytest.mark.parametrize("size, strides", [(3, 1), (1, 2), (7, 2)])
+@pytest.mark.parametrize("size, strides", [(3, 1), (7, 2)])
 def test_a_convolutions_windows_are_centred_on_the_pixels_that_a_shortcut_takes(size, strides):
     """A window that is 1 at its centre alone hands these pixels on."""
     x = keras.Input((6, 8, 1))

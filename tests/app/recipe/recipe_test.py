@@ -14,15 +14,8 @@ from towers.app.recipe.optimizer import (
     make_schedule,
     override_optimizer,
     plain_schedule,
-    schedule_notes,
     shown_rate,
 )
-
-L = keras.layers
-
-
-def model_of(*layers, shape=(1000,)):
-    return keras.Sequential([keras.Input(shape), *layers])
 
 
 # Frozen layers
@@ -135,7 +128,6 @@ def test_flags_are_keras_arguments_and_without_them_its_defaults_stay():
     "name, values, message",
     [
         ("LossScaleOptimizer", {}, r"^optimizer \('LossScaleOptimizer'\) must be one of .*adam, "),
-        ("get", {}, "^optimizer "),
         ("lion", {"momentum": 0.9}, r"^momentum \(0.9\): lion has none. Use optimizer=sgd"),
     ],
 )
@@ -225,15 +217,3 @@ def test_a_file_holds_what_comes_after_the_warm_up(scaled):
         other = keras.optimizers.SGD(rate)
         with plain_schedule(other):
             assert float(other.learning_rate) == 0.25
-
-
-@pytest.mark.parametrize(
-    "schedule, warmup_steps, words",
-    [
-        ("cosine", 5, "learning rate: from 0 up over 5 updates, then cosine to 0 at update 40"),
-        ("step:1,3", 0, "learning rate: a tenth after epoch 1, 3"),
-    ],
-)
-def test_the_schedule_in_words(schedule, warmup_steps, words):
-    config = TrainConfig(schedule=schedule, warmup_steps=warmup_steps, epochs=EPOCHS)
-    assert schedule_notes(config, STEPS) == [words]

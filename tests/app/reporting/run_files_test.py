@@ -45,11 +45,10 @@ def bias(path):
     return float(keras.saving.load_model(path).weights[1].numpy()[0])
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_values_that_are_not_finite_are_not_saved(value, model, tmp_path):
+def test_values_that_are_not_finite_are_not_saved(model, tmp_path):
     path = tmp_path / "final.keras"
     save_model(model, path)
-    model.weights[1].assign([value])
+    model.weights[1].assign([np.inf])
     with pytest.raises(NonFiniteError, match=f"^{path} is not written: the model holds NaN or inf"):
         save_model(model, path)
     assert bias(path) == 0
@@ -102,12 +101,10 @@ def compiled(layer, loss="mse"):
 @pytest.mark.parametrize(
     "make, unknown",
     [
-        (lambda: compiled(keras.layers.Lambda(keras.ops.relu)), None),
         (lambda: compiled(Registered()), None),
         (lambda: compiled(Unregistered()), "class Unregistered"),
         (lambda: compiled(keras.layers.Lambda(lambda x: 2 * x)), "a lambda"),
         (lambda: compiled(Registered(), unregistered_loss), "function unregistered_loss"),
-        (lambda: compiled(Registered(), lambda y, p: keras.ops.mean(y - p)), "a lambda"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:The object being serialized includes a `lambda`")
@@ -243,7 +240,7 @@ def values_of(directory, tag):
 
 
 def test_a_runs_epochs_are_in_the_log_with_their_values(tmp_path):
-    history = towers.train(config(run_dir="run", epochs=2, tensorboard=True))
+    history = towers.train(config(run_dir="run", tensorboard=True))
     log = tmp_path / "run/tensorboard"
     for part, prefix in ("train", ""), ("validation", "val_"):
         for name in "loss", "accuracy":
@@ -282,23 +279,12 @@ def largest_file(size):
 
 
 # Charts
-@pytest.mark.telling("columns0-values0", "columns1-values4", "columns2-values2")
 @pytest.mark.parametrize(
-    "values",
+    "columns, values",
     [
-        [],
-        [0.5],
-        [k / 100 for k in range(100)],
-        [math.nan],
-        [0.1, math.nan, -math.inf],
-    ],
-)
-@pytest.mark.parametrize(
-    "columns",
-    [
-        ["loss"],
-        ["loss", "val_loss"],
-        ["loss", "accuracy", "b", "c", "val_loss", "val_accuracy"],
+        (["loss"], []),
+        (["loss", "val_loss"], [0.1, math.nan, -math.inf]),
+        (["loss", "accuracy", "b", "c", "val_loss", "val_accuracy"], [0.01 * k for k in range(99)]),
     ],
 )
 def test_curves_are_drawn_for_any_epochs_and_columns(columns, values, tmp_path):
@@ -328,12 +314,3 @@ def test_a_picture_has_its_words_and_120_pixels_an_inch(tmp_path):
     content = (tmp_path / "a.png").read_bytes()
     assert content[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", content[16:24]) == (480, 300)  # its header's first two numbers
-
-
-def test_a_picture_that_fails_leaves_the_old_one_alone(tmp_path):
-    (tmp_path / "a.png").write_text("old")
-    with pytest.raises(ZeroDivisionError):
-        with figure_file(tmp_path / "a.png", 4.0, 2.5, "a title"):
-            1 / 0
-    assert (tmp_path / "a.png").read_text() == "old"
-    assert os.listdir(tmp_path) == ["a.png"]

@@ -43,9 +43,7 @@ def test_each_run_has_its_epochs_its_best_value_and_its_state():
     assert cells()["ended"][:2] == ["2/3", "9"]
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[1]", '{"epochs": 0.5}', '{"colour": "red"}', "[" * 10**5, "\0\x1b[2J"]
-)
+@pytest.mark.parametrize("text", ["{", "[1]", '{"epochs": 0.5}', "[" * 10**5, "\0\x1b[2J"])
 def test_files_of_a_stranger_are_one_line(text):
     Path("a\x1b[2J").mkdir()
     Path("a\x1b[2J", "config.json").write_text(text)

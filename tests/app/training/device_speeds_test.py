@@ -127,23 +127,17 @@ NAMES = {"model": f"{HERE}:pausing", "dataset": f"{HERE}:numbered", "batch_size"
 AUTO = {"towers_per_device": "auto", "num_towers": NUM_TOWERS}
 
 
-@pytest.mark.telling("factors1-*")
-@pytest.mark.parametrize(
-    "factors, expected, slowest", [((1, 2), "4,2", "/cpu:1"), ((3, 1), "1,5", "/cpu:0")]
-)
-def test_a_slower_device_gets_the_number_with_the_fastest_step(factors, expected, slowest, slower):
-    clock = slower(*factors)
+def test_a_slower_device_gets_the_number_with_the_fastest_step(slower):
+    clock = slower(3, 1)
     run = build(config(**AUTO, **NAMES))
-    assert run.config.towers_per_device == expected
+    assert run.config.towers_per_device == "1,5"
     assert [run.step.tower_devices.count(f"/cpu:{k}") for k in (0, 1)] == run.config.tower_counts
     stream = io.StringIO()
     describe(run, Report(stream), "run: here")
     (line,) = (line for line in stream.getvalue().splitlines() if line.startswith("Slowest"))
-    assert line.startswith(f"Slowest   {slowest}, 0.")
-    n, _ = run.config.tower_counts
-    first = {n - 1, n, n + 1, NUM_TOWERS // 2} & set(range(1, NUM_TOWERS))
-    seconds = {n: seconds_of_step(run, (n, NUM_TOWERS - n), clock) for n in first}
-    assert seconds[n] == min(seconds.values()) > 0
+    assert line.startswith("Slowest   /cpu:0, 0.")
+    seconds = [seconds_of_step(run, (n, NUM_TOWERS - n), clock) for n in (1, 2)]
+    assert 0 < seconds[0] < seconds[1]
 
 
 def test_the_profile_names_the_slowest_device(slower, tmp_path, monkeypatch):
@@ -166,11 +160,10 @@ def test_devices_that_differ_little_have_no_slowest():
 
 @pytest.mark.usefixtures("in_an_empty_directory", "without_charts")
 def test_measuring_changes_no_bit_and_the_run_records_the_numbers():
+    given = {"model": f"{HERE}:noisy", "max_steps": 3, "cpu_threads": 1}
     digests = set()
-    model = f"{HERE}:noisy"
-    for name, values in (("even", {}), ("auto", AUTO)):
-        values = {"num_towers": NUM_TOWERS, **values}
-        towers.train(config(model=model, run_dir=name, max_steps=5, cpu_threads=1, **values))
+    for name, values in (("even", {"num_towers": NUM_TOWERS}), ("auto", AUTO)):
+        towers.train(config(run_dir=name, **given, **values))
         digests.add(towers.digest(keras.saving.load_model(f"{name}/final.keras")))
     assert len(digests) == 1
     with open("auto/config.json", encoding="utf-8") as file:
@@ -182,7 +175,6 @@ def test_measuring_changes_no_bit_and_the_run_records_the_numbers():
     "values, error",
     [
         ({}, "^towers_per_device=auto gives .* each of the 2 devices has only one.*num_towers=8"),
-        ({"num_towers": 2}, "each of the 2 devices has only one"),
         ({"accumulate": 2}, "accumulate .2. and towers_per_device .auto. both say how many"),
     ],
 )

@@ -30,13 +30,6 @@ class Noise(keras.layers.Layer):
         return x + tf.raw_ops.RandomStandardNormal(shape=tf.shape(x), dtype=x.dtype)
 
 
-class Pool(keras.layers.Layer):
-    """A Python function that asks for a seed."""
-
-    def call(self, x):
-        return tf.nn.fractional_max_pool(x, [1, 1.5, 1.5, 1])[0]
-
-
 def _with(layer):
     def model(input_shape, num_classes):
         return keras.Sequential(
@@ -51,7 +44,7 @@ def _with(layer):
     return model
 
 
-clock, noise, pool = map(_with, (Clock, Noise, Pool))
+clock, noise = map(_with, (Clock, Noise))
 
 
 @pytest.mark.matrix
@@ -67,28 +60,15 @@ def test_a_run_gives_the_same_bits_twice_also_when_it_was_killed(tmp_path):
     assert json.loads((second / "run/config.json").read_text())["deterministic"] is True
 
 
-@pytest.mark.matrix
-def test_the_profile_of_a_deterministic_step_can_be_taken(tmp_path):
-    code, stdout, stderr = train(*FLAGS, "--deterministic", "--profile", cwd=tmp_path)
-    assert code == 0 and "whole step" in stdout, stdout + stderr
-
-
 @pytest.mark.telling("noise-*")
 @pytest.mark.parametrize(
     "model, num_gpus, words",
     [
-        ("clock", 1, "/mine_1/Timestamp refuses: Timestamp cannot be called when determinism is "),
         ("clock", 2, " refuses: Timestamp cannot be called when determinism is enabled. Leave "),
         (
             "noise",
             1,
             "/mine_1/RandomStandardNormal refuses: When determinism is enabled, random ops",
-        ),
-        (
-            "pool",
-            1,
-            f"_test.py:{Pool.call.__code__.co_firstlineno + 1}: --deterministic: an operation "
-            "refuses: tf.nn.fractional_max_pool requires ",
         ),
     ],
 )
@@ -175,9 +155,7 @@ def test_a_device_that_fails_is_explained_by_the_error_or_by_the_log_of_a_cancel
     "config, error",
     [
         (PLAIN, UNIMPLEMENTED),
-        (PLAIN, KeyError("x")),
         (DETERMINISTIC, CANCELLED),
-        (DETERMINISTIC, tf.errors.UnimplementedError(None, None, "no kernel for uint3")),
         (DETERMINISTIC, ValueError("the gradient of deterministic_dense/kernel is NaN")),
     ],
 )

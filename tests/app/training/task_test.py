@@ -12,7 +12,6 @@ import tensorflow as tf
 import towers
 from tests.app.datasets.sources import Rows
 from towers.app import run_dir
-from towers.resume import checkpoints
 from towers.app.config import TrainConfig
 from towers.resume.epoch import Epoch
 from towers.app.diagnosis.describe import describe
@@ -123,21 +122,12 @@ def test_a_compiled_model_brings_its_loss_its_metrics_and_its_optimizer(capsys):
     assert "best by val_loss" in said
 
 
-@pytest.mark.matrix
-def test_flags_replace_the_optimizer_of_a_compiled_model_and_a_line_says_so(capsys):
-    towers.train(config(**OF_REGRESSION, optimizer="rmsprop", learning_rate=0.5, max_steps=1))
-    final = keras.saving.load_model("run/final.keras")
-    assert isinstance(final.optimizer, keras.optimizers.RMSprop)
-    assert float(final.optimizer.learning_rate) == 0.5
-    assert header().startswith("epoch,loss,mae,r2,")
-    assert "; but optimizer and learning_rate as given beside it" in capsys.readouterr().out
-
-
-def test_labels_that_are_no_classes_are_an_error_for_a_model_without_a_loss():
-    values = {**OF_REGRESSION, "model": f"{__name__}:uncompiled_model"}
-    with pytest.raises(ValueError, match=r"labels .* must be .* compile it with its loss"):
-        towers.train(config(**values))
-    assert not RUN.exists()
+def test_flags_replace_the_optimizer_of_a_compiled_model_and_a_line_says_so():
+    run = build(config(**OF_REGRESSION, optimizer="rmsprop", learning_rate=0.5))
+    assert isinstance(run.step.optimizer, keras.optimizers.RMSprop)
+    assert float(run.step.optimizer.learning_rate) == 0.5
+    describe(run, Report(shown := io.StringIO()), "run")
+    assert "; but optimizer and learning_rate as given beside it" in shown.getvalue()
 
 
 def test_a_classifier_needs_two_classes():
@@ -203,18 +193,10 @@ def test_a_model_that_adds_its_loss_needs_no_labels_and_no_validation(capfd):
         towers.train(TrainConfig(resume="run"), model=model, train=2 * x)
 
 
-@pytest.mark.telling("True-<lambda>2", "False-<lambda>1")
-@pytest.mark.parametrize(
-    "batched",
-    [
-        lambda data: data.batch(4),
-        lambda data: data.batch(4, drop_remainder=True),
-        lambda data: data.batch(4).map(lambda x, y: (x, tf.cast(y, tf.float32))).prefetch(1),
-    ],
-)
 @pytest.mark.parametrize("is_built", [True, False])
-def test_a_batched_dataset_is_an_error_that_suggests_unbatch(batched, is_built):
-    data = batched(tf.data.Dataset.from_tensor_slices((numbers(3), numbers(1))))
+def test_a_batched_dataset_is_an_error_that_suggests_unbatch(is_built):
+    data = tf.data.Dataset.from_tensor_slices((numbers(3), numbers(1)))
+    data = data.batch(4, drop_remainder=not is_built).prefetch(1)
     model = regression_model()
     if not is_built:
         model = keras.Sequential([L.Dense(4, "tanh"), L.Dense(1)])
@@ -243,24 +225,17 @@ def test_a_saved_model_is_trained_further_with_its_optimizer():
     assert set(run.columns) > {"r2", "val_r2"}
 
 
-@pytest.mark.matrix
-def test_a_saved_model_that_is_not_compiled_is_a_classifier_with_the_columns_of_any():
-    """Its model's metrics are Keras' own: callbacks find there what they look for."""
+def test_a_saved_model_that_is_not_compiled_is_a_classifier():
     uncompiled_model().save("plain.keras")
-    x = np.eye(3, dtype="float32")[np.arange(12) % 3]
-    labelled = (x, np.arange(12) % 3)
-    patience = keras.callbacks.EarlyStopping("val_accuracy", patience=3)
-    towers.train(config(model="plain.keras"), [patience], train=labelled, test=labelled)
-    columns = "epoch,loss,accuracy,val_loss,val_accuracy,seconds,examples_per_second,digest"
-    assert header() == columns
-    position = checkpoints.read_newest(RUN / "checkpoints")[1].state["position"]
-    assert [len(row) for row in position["results"]] == [8, 8]
+    labelled = numbers(3), np.arange(NUM_TRAIN + NUM_TEST) % 3
+    objects = UserObjects(train=labelled, test=labelled)
+    run = build(objects.named_in(config(model="plain.keras")), objects)
+    assert [*run.columns] == ["loss", "accuracy", "val_loss", "val_accuracy"]
 
 
 @pytest.mark.parametrize(
     "values, message",
     [
-        ({"monitor": "val_acc"}, r"monitor \('val_acc'\) must be a column: loss, mae, r2, val_"),
         ({"precision": "mixed_bfloat16", "model": "m.keras"}, r"precision \(mixed_bfloat16\) has"),
         ({"model": "none.keras"}, r"model \(none.keras\) does not exist"),
         ({"model": "cnn", "dataset": "music"}, r"model=cnn does not take .* of shape \(49,\): "),
@@ -278,6 +253,7 @@ def test_labels_that_do_not_fit_the_outputs_are_one_line():
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.tools
 def test_what_the_page_shows_runs(monkeypatch):
     """At another default device, as on a machine with GPUs."""
     page = (run_dir.Path(__file__).parents[3] / "docs/custom_loss.md").read_text()
