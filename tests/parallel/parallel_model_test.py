@@ -121,7 +121,7 @@ def test_a_model_and_its_parallel_model_share_variables_and_compile_arguments():
     assert int(model.optimizer.iterations) == 3
 
 
-def test_an_unbuilt_model_is_built_together_with_its_parallel_model():
+def test_predict_needs_no_compile_and_builds_the_model_together_with_its_parallel_model():
     model = OwnWeight()
     x, _ = rows()
     parallel = towers.make_parallel(model, 2)

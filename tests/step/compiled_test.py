@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import towers
-from towers.machine.devices import GPU, tower_devices
+from towers.machine.devices import tower_devices
 from towers.step import compiled, noise_scale
 from towers.step.noise_scale import NoiseMetric
 
@@ -36,23 +36,6 @@ def test_a_metric_of_several_numbers_is_an_error_that_names_it(tmp_path):
     config = towers.TrainConfig(num_gpus=1, device="cpu", run_dir=str(tmp_path / "run"))
     with pytest.raises(ValueError, match=r"metric 'scores' is of shape \(2,\), but a column"):
         towers.train(config, model=model, train=(x, y))
-
-
-def test_creating_the_metrics_updates_none_of_them():
-    """Not even one that the model hides, and that nothing resets."""
-    hidden = keras.metrics.Mean()
-
-    def compute_metrics(self, x, y, y_pred, sample_weight=None):
-        hidden.update_state(y_pred)
-        return super(own, self).compute_metrics(x, y, y_pred, sample_weight)
-
-    own = type("Own", (keras.Model,), {"compute_metrics": compute_metrics})
-    model = model_of(("a", 2), kind=own, loss="mse", metrics=["mae"])
-    step, (x, y, _) = towers.TowerStep(model, num_towers=2), batch(2)
-    step.build_metrics("train", x, y[0])
-    assert step.metrics.names == ["loss", "mae"]
-    values = [v.numpy() for v in [*hidden.variables, *step.metrics.variables]]
-    assert len(values) == 6 and not any(values)
 
 
 @pytest.mark.parametrize("name", ["train_step", "test_step"])
@@ -182,41 +165,3 @@ def test_single_shards_and_gradients_that_are_not_finite_do_not_count():
     assert np.isnan(float(metric.result()))
     metric.update_state([1.0, 1.0], [1, 1], 0.5)  # opposite to each other, but for little
     assert float(metric.result()) == np.inf
-
-
-def test_the_noise_scale_changes_no_bit_of_the_weights(monkeypatch):
-    monkeypatch.setattr(noise_scale, "EVERY", 2)
-    monkeypatch.setattr(noise_scale, "FIRST", 2)
-
-    def trained(**more):
-        keras.utils.set_random_seed(3)
-        model = keras.Sequential(
-            [
-                keras.Input((5,), dtype="int32"),
-                L.Embedding(9, 4),
-                L.Flatten(),
-                L.Dropout(0.2),
-                L.Dense(7, activation="relu", kernel_regularizer="l2"),
-                L.Dense(3),
-            ]
-        )
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        step = towers.TowerStep(
-            model,
-            keras.optimizers.Adam(0.05, clipnorm=0.1),
-            loss,
-            num_towers=3,
-            devices=tower_devices(2, "cpu"),
-            strategy="mirrored",
-            policy=GPU,
-            nonfinite="skip",
-            **more,
-        )
-        rng = np.random.default_rng(0)
-        for _ in range(6):
-            logs = step.train_batch(rng.integers(0, 9, (11, 5)), rng.integers(0, 3, 11))
-        return model.get_weights(), logs
-
-    (plain, logs), (measured, more) = trained(), trained(noise_scale=True)
-    assert [w.tobytes() for w in plain] == [w.tobytes() for w in measured]
-    assert float(more.pop("noise_scale")) > 0 and set(more) == set(logs)

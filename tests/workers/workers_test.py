@@ -15,7 +15,7 @@ from towers.workers.cluster import ALONE, Cluster, LOST_WORKER, find_cluster
 WORKER = ("-m", "tests.workers.worker")
 
 
-ACTS = ("collectives", "between_steps", "differ", "loop", "part")
+ACTS = ("collectives", "between_steps", "differ", "part")
 
 
 @pytest.fixture(scope="module")
@@ -54,11 +54,6 @@ def test_what_differs_from_the_chief_is_told_everywhere(both):
             said,
         )
         assert "differs from the chief in Keras' version (1, the chief's is 0). All" in versions
-
-
-def test_a_custom_loop_ends_at_the_same_step_everywhere(both):
-    said, other = both["loop"]
-    assert said == other and said[0] == 3
 
 
 def test_who_parts_waits_for_the_others(both):
