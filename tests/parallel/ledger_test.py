@@ -37,9 +37,9 @@ def test_a_longer_distance_leaves_lines_out_and_a_second_fit_begins_again(fits, 
     assert ledger_of(fits, tmp_path / "a", every=3) == [all_lines[2], all_lines[5]]
 
 
-def test_the_ledger_is_equal_on_one_device_and_with_shards_that_are_placed_ahead(tmp_path):
+def test_the_ledger_is_equal_on_one_device_and_on_two_that_measure_the_noise_scale(tmp_path):
     found = []
-    for num_gpus, callbacks in ((1, []), (2, []), (2, [towers.NoiseScale()])):
+    for num_gpus, callbacks in ((1, []), (2, [towers.NoiseScale()])):
         keras.utils.set_random_seed(3)
         path = tmp_path / str(len(found))
         parallel = classifier(num_gpus)
@@ -48,7 +48,7 @@ def test_the_ledger_is_equal_on_one_device_and_with_shards_that_are_placed_ahead
             callbacks=[towers.Ledger(path, every=1), *callbacks],
         )  # fmt: skip
         found.append(read_ledger(path))
-    assert found[0] == found[1] == found[2] and len(found[0]) == 4
+    assert found[0] == found[1] and len(found[0]) == 4
 
 
 def test_wrong_arguments_and_plain_models_are_errors(tmp_path):

@@ -3,12 +3,12 @@
 import functools
 import threading
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import towers
+from tests.parallel import fits
 from towers.machine.devices import REHEARSAL
 
 
@@ -17,32 +17,9 @@ def _as_on_gpus(monkeypatch):
     monkeypatch.setenv(REHEARSAL, "1")
 
 
-def make(steps_per_execution=1):
-    keras.utils.set_random_seed(0)
-    with tf.device("/cpu:0"):
-        model = keras.Sequential(
-            [
-                keras.Input((6,)),
-                keras.layers.Dense(8),
-                keras.layers.BatchNormalization(),
-                keras.layers.Dropout(0.3),
-                keras.layers.Dense(3, activation="softmax"),
-            ]
-        )
-    parallel = towers.make_parallel(model, [1, 2, 3], num_towers=4)
-    parallel.compile(
-        keras.optimizers.SGD(0.1, momentum=0.9),
-        "sparse_categorical_crossentropy",
-        metrics=["accuracy"],
-        steps_per_execution=steps_per_execution,
-    )
-    return parallel
-
-
 def rows(count=43):
-    rng = np.random.default_rng(0)
-    weights = rng.random(count).astype("float32")
-    return rng.normal(size=(count, 6)).astype("float32"), rng.integers(0, 3, count), weights
+    weights = np.random.default_rng(1).random(count).astype("float32")
+    return *fits.rows(count), weights
 
 
 def fitted(model):
@@ -54,7 +31,7 @@ def fitted(model):
 @functools.cache
 def trained():
     """(a model that the tests train further, what it was after its first fit)."""
-    model = make()
+    model = fits.classifier([1, 2, 3])
     return model, fitted(model)
 
 
@@ -68,7 +45,7 @@ def fit(*data, **options):
 
 def test_a_fit_has_the_bits_of_one_whose_step_splits_the_batch():
     """Keras' own function makes several steps at once, and places nothing ahead."""
-    np.testing.assert_equal(trained()[1], fitted(make(5)))
+    np.testing.assert_equal(trained()[1], fitted(fits.classifier([1, 2, 3], steps_per_execution=5)))
 
 
 def test_an_endless_iterator_continues_in_the_next_epoch_and_other_data_start_again(tmp_path):

@@ -35,51 +35,19 @@ def evaluate(model, data):
     return model.evaluate(*data, batch_size=4, verbose=0, return_dict=True)
 
 
-def fit_at_once(steps):
-    def call(model, data):
-        model.steps_per_execution = steps
-        return fit(model, data, epochs=2)
-
-    return call
-
-
 def train_on_batch(model, data):
     weight = np.linspace(0.0, 2.0, len(data[0]))
     logs = [model.train_on_batch(*data, w, return_dict=True) for w in (None, weight)]
     return {f"{name} {i}": value for i, log in enumerate(logs) for name, value in log.items()}
 
 
-class Watches(keras.callbacks.Callback):
-    """Notes each batch's loss, halves the learning rate, and stops after three epochs."""
-
-    def __init__(self):
-        super().__init__()
-        self.seen = []
-
-    def on_train_batch_end(self, batch, logs=None):
-        self.seen.append(logs["loss"])
-
-    def on_epoch_end(self, epoch, logs=None):
-        self.model.optimizer.learning_rate = 0.5 * float(self.model.optimizer.learning_rate)
-        self.model.stop_training = epoch == 2
-
-
-def fit_watched(model, data):
-    watches = Watches()
-    history = fit(model, data, epochs=9, callbacks=[watches])
-    assert (len(history["loss"]), len(watches.seen)) == (3, 18)
-    return {**history, "seen": watches.seen}
-
-
 @pytest.mark.telling("calls_super-evaluate")
 @pytest.mark.parametrize(
     "name, call",
     [
-        ("gan", fit_at_once(3)),
         ("calls_super", evaluate),
         ("calls_super", train_on_batch),
         ("vae", lambda model, batch: fit(model, batch, validation_data=data("vae", 9))),
-        ("vae", fit_watched),
     ],
 )
 def test_calls_of_a_model_with_custom_steps_give_keras_results(name, call, float64):
@@ -156,27 +124,3 @@ def test_layers_that_only_a_step_builds_are_trained_as_in_keras(model_class, flo
 
     x = np.random.default_rng(0).normal(size=(22, 4))
     fit_alike(make, x, x[:, :3], num_towers=3, batch_size=8, epochs=2)
-
-
-@keras.saving.register_keras_serializable("tests")
-class Saved(keras.Sequential):
-    """A step of its own in a model that Keras can write."""
-
-    def train_step(self, data):
-        return {**super().train_step(data), "own": tf.reduce_mean(data[0])}
-
-
-def saved():
-    return Saved([keras.Input((4,)), keras.layers.Dense(2)])
-
-
-def test_keras_saves_and_loads_the_plain_model(tmp_path):
-    ours = towers.make_parallel(saved(), 2)
-    ours.compile("adam", "mse", jit_compile=False)
-    ours.save(tmp_path / "own.keras")
-    loaded = keras.models.load_model(tmp_path / "own.keras")
-    assert type(loaded) is Saved
-    np.testing.assert_equal(loaded.get_weights(), ours.get_weights())
-    x = np.ones([3, 4])
-    again = towers.make_parallel(loaded, 2)
-    assert "own" in again.fit(x, np.ones([3, 2]), verbose=0).history

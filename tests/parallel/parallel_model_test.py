@@ -70,10 +70,6 @@ def unbuilt_sequential():
     return keras.Sequential([L.Dense(8, activation="tanh"), L.Dense(3, activation="softmax")])
 
 
-def unbuilt_sequential_of_two():
-    return keras.Sequential([AddsIfGiven(), *unbuilt_sequential().layers])
-
-
 def with_optional_input():
     one, other = keras.Input((6,)), keras.Input((6,), optional=True)
     return keras.Model([one, other], L.Dense(3, activation="softmax")(AddsIfGiven()([one, other])))
@@ -86,33 +82,17 @@ class AddsIfGiven(L.Layer):
         return inputs[0] if inputs[1] is None else inputs[0] + inputs[1]
 
 
-def nested():
-    inner = keras.Sequential([keras.Input((6,)), L.Dense(4, activation="tanh")], name="inner")
-    x = keras.Input((6,))
-    return keras.Model(x, L.Dense(3, activation="softmax")(L.add([inner(x), inner(-x)])))
-
-
-@pytest.mark.telling("OwnMetrics")
-@pytest.mark.parametrize("build", [unbuilt_sequential, Subclassed, OwnWeight, OwnMetrics, nested])
-def test_fit_of_nested_subclassed_and_unbuilt_models(build):
-    pair = build_pair(build, **CLASSIFIER)
-    if build is not nested:
-        assert not pair.ours.built
+def test_fit_builds_a_subclass_and_updates_the_metrics_of_its_own():
+    pair = build_pair(OwnMetrics, **CLASSIFIER)
+    assert not pair.ours.built
     assert_same_fit(pair, rows, batch_size=7, validation_split=0.3)
 
 
-@pytest.mark.telling("with_optional_input-*")
-@pytest.mark.parametrize(
-    "build, other",
-    [
-        (with_optional_input, None),
-        (unbuilt_sequential_of_two, rows()[0] ** 2),
-    ],
-)
-def test_fit_of_two_inputs_of_which_one_may_be_absent(build, other):
-    pair, (x, y) = build_pair(build, optimizer=lambda: "sgd", loss=CLASSIFIER["loss"]), rows()
-    assert_same_fit(pair, lambda: ([x, other], y), batch_size=7)
-    theirs, ours = (model.predict((((x, other),) for _ in range(2)), verbose=0) for model in pair)
+def test_fit_of_two_inputs_of_which_one_is_absent():
+    pair = build_pair(with_optional_input, optimizer=lambda: "sgd", loss=CLASSIFIER["loss"])
+    x, y = rows()
+    assert_same_fit(pair, lambda: ([x, None], y), batch_size=7)
+    theirs, ours = (model.predict((((x, None),) for _ in range(2)), verbose=0) for model in pair)
     np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
 
 
@@ -141,10 +121,8 @@ def test_a_model_and_its_parallel_model_share_variables_and_compile_arguments():
     assert int(model.optimizer.iterations) == 3
 
 
-@pytest.mark.telling("OwnWeight")
-@pytest.mark.parametrize("build", [unbuilt_sequential, OwnWeight])
-def test_an_unbuilt_model_is_built_together_with_its_parallel_model(build):
-    model = build()
+def test_predict_needs_no_compile_and_builds_the_model_together_with_its_parallel_model():
+    model = OwnWeight()
     x, _ = rows()
     parallel = towers.make_parallel(model, 2)
     ours = parallel.predict(x, verbose=0)

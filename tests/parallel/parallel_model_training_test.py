@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-import towers
 from towers.divide.divided_step import DividedStep
 from tests.conformance.cases import ODD
 from tests.parallel.fits import Batches
@@ -118,18 +117,6 @@ def test_evaluate_and_predict_keep_the_order_of_the_examples():
         theirs, ours = (m.predict(data, verbose=0) for m in pair)
         assert ours.shape == (31, 3)
         np.testing.assert_allclose(ours, theirs, rtol=TOLERANCE)
-
-
-def test_predict_needs_no_compile():
-    model = classifier()
-    x, _ = rows()
-    ours = towers.make_parallel(model, 2).predict(x, verbose=0)
-    np.testing.assert_allclose(ours, model.predict(x, verbose=0), rtol=TOLERANCE)
-
-
-def test_a_loss_without_a_reduction_gives_the_gradient_of_the_sum_of_its_values():
-    loss = keras.losses.SparseCategoricalCrossentropy(reduction=None)
-    assert_same_fit(build_pair(classifier, optimizer=lambda: "sgd", loss=loss), rows, batch_size=7)
 
 
 class OutputsWithoutRows(keras.Model):

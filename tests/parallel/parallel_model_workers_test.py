@@ -45,16 +45,8 @@ def data(count=50):
     return x, (x @ rng.normal(size=(6, 3))).astype("float32")
 
 
-def write_digest(out, parallel, *others):
-    """Of the weights, the optimizer's variables and other values, into a file of this worker."""
-    digest = hashlib.sha256(repr(others).encode())
-    for variable in [*parallel.weights, *parallel.optimizer.variables]:
-        digest.update(variable.numpy().tobytes())
-    Path(out, f"{towers.join_workers().index}.digest").write_text(digest.hexdigest())
-
-
 def fit(out, *killed):
-    """Training, validation, evaluation and prediction, with checkpoints on the chief's disk alone.
+    """Training, validation and prediction, with checkpoints on the chief's disk alone.
 
     killed: if given, one worker stops the fit after step 5, and the process kills itself in step 6;
         else it resumes the fit.
@@ -86,9 +78,11 @@ def fit(out, *killed):
             validation_data=data(7),
             sample_weight=np.linspace(0.5, 2, 50),
         )
-    evaluated = parallel.evaluate(x, y, batch_size=9, verbose=0)
     predicted = parallel.predict(x, batch_size=9, verbose=0)
-    write_digest(out, parallel, history.history, evaluated, predicted.tobytes())
+    digest = hashlib.sha256(repr(history.history).encode() + predicted.tobytes())
+    for variable in [*parallel.weights, *parallel.optimizer.variables]:
+        digest.update(variable.numpy().tobytes())
+    Path(out, f"{index}.digest").write_text(digest.hexdigest())
 
 
 def late(out):
@@ -109,14 +103,9 @@ def mistakes(out):
     index = towers.join_workers().index
     path = Path(out, "all.weights.h5")
     checkpoint = keras.callbacks.ModelCheckpoint(path, save_weights_only=True)
-    for kind, seed, shuffle, callbacks in [
-        (keras.Sequential, index, 0, []),
-        (Own, index, 0, []),
-        (keras.Sequential, 0, index, []),
-        (keras.Sequential, 0, 0, checkpoint),
-    ]:
+    for seed, shuffle, callbacks in [(index, 0, []), (0, index, []), (0, 0, checkpoint)]:
         try:
-            model = compiled(kind(make(seed).layers))
+            model = compiled(make(seed))
             keras.utils.set_random_seed(shuffle)
             model.fit(*data(), batch_size=16, verbose=0, callbacks=callbacks)
         except ValueError as error:
@@ -163,7 +152,7 @@ def test_mistakes_of_one_worker_are_errors_of_all_and_a_towers_error_ends_its_wo
     """All find other initial weights before the first step, and another order in that step."""
     ended = run(2, mistakes, tmp_path)
     for _, errors in ended:
-        assert errors.count("differs from the chief in variable 0 kernel (") == 2
+        assert errors.count("differs from the chief in variable 0 kernel (") == 1
         assert "the workers have different global batches in a train step. Give " in errors
         assert "all.weights.h5') would write the same files in workers 0 and 1. Give it" in errors
     assert {path.name for path in tmp_path.glob("*.h5")} == {"0.weights.h5", "1.weights.h5"}

@@ -27,9 +27,7 @@ TURNS = {(1, 0), (3, 2), (5, 4)}  # two towers a device
 OPTIONS = [
     PLAIN,
     (("jit_compile", True),),
-    (("nonfinite", "stop"),),
     (("nonfinite", "skip"),),
-    (("batch_norm", "tower0"),),
     (("add_on", "cpu"), ("batch_norm", "synchronized")),
 ]
 UNPACKED = dataclasses.replace(GPU, pack_transfers=False)
@@ -136,25 +134,22 @@ def test_one_sum_of_each_value_reaches_the_parameters_device(policy, sends):
     assert senders == ["CPU:1"] * sends
 
 
-def trained(policy, **options):
+@functools.cache
+def trained(policy):
     """The bits of all variables after steps of several sizes, prefetched as the policy has it."""
-    step = make_step(policy, optimizer="adam", batch_norm="synchronized", **options)
+    step = make_step(policy, optimizer="adam", batch_norm="synchronized")
     rows = [tuple(map(tf.constant, batch(count))) for count in (24, 7, 3)]
     for x, y, placed in towers.prefetched(step, rows):
         step.train_batch(x, y, placed=placed)
     return [bits(v) for v in [*step.model.variables, *step.optimizer.variables]]
 
 
-@pytest.mark.telling("pack_transfers")
+@pytest.mark.telling("add_on_devices", "pack_transfers")
 @pytest.mark.parametrize(
     "off", ["take_turns", "add_on_devices", "prefetch_to_devices", "pack_transfers"]
 )
 def test_no_optimization_changes_a_bit(off):
     assert trained(dataclasses.replace(GPU, **{off: False})) == trained(GPU)
-
-
-def test_adding_on_the_cpu_changes_no_bit():
-    assert trained(GPU, add_on="cpu") == trained(GPU)
 
 
 @pytest.mark.parametrize("policy", [GPU, CPU], ids=["gpu", "cpu"])
@@ -198,8 +193,8 @@ def pauses(devices, num_towers, policy=None):
     return [spans[tower] for tower in range(num_towers)]
 
 
-@pytest.mark.telling("policy2-4")
-@pytest.mark.parametrize("policy, num_towers", [(CPU, 2), (GPU, 2), (GPU, 4)])
+@pytest.mark.telling("policy1-4")
+@pytest.mark.parametrize("policy, num_towers", [(CPU, 2), (GPU, 4)])
 def test_towers_of_different_devices_run_at_once(policy, num_towers):
     """And, where towers take turns, those of one device never do."""
     found = pauses(["/cpu:1", "/cpu:2"], num_towers, policy)

@@ -19,11 +19,10 @@ import towers
 from tests import processes
 from tests.step.small_step import called_in_towers
 from tests.step.stage_models import MODELS, bits
-from towers.machine.devices import CPU, GPU
+from towers.machine.devices import GPU
 from towers.step.stages import Stages, balanced, one_forward_one_backward
 
 L = keras.layers
-POLICIES = {"cpu": CPU, "gpu": GPU}
 
 
 def chain(*units):
@@ -89,7 +88,6 @@ class OwnCall(keras.Model):
     [
         ({"gpus_per_tower": 0}, "at least 1"),
         ({"gpus_per_tower": 3}, "must divide the number of devices, which is 4: use 3"),
-        ({"gpus_per_tower": 1, "stages": ["dense_1"]}, "gpus_per_tower=2"),
         ({"stages": "dense_1"}, "a list of layers' names"),
     ],
 )
@@ -229,11 +227,9 @@ def fill_pipeline(num_stages, num_towers):
         step.train_batch(np.ones([num_towers, 1]), np.ones([num_towers, num_stages]))
 
 
-@pytest.mark.telling("gpu-2-shared")
+@pytest.mark.telling("shared")
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("count", [2, 3, 4])
-@pytest.mark.parametrize("policy", POLICIES)
-def test_stages_change_no_bit(policy, count, name):
+def test_stages_change_no_bit(name):
     """Of 4 towers in 2 groups, beside whole towers; partial batches, and one of 3 examples."""
     build, batch = MODELS[name]
 
@@ -245,12 +241,12 @@ def test_stages_change_no_bit(policy, count, name):
             num_towers=4,
             nonfinite="skip",
             gpus_per_tower=gpus_per_tower,
-            policy=POLICIES[policy],
+            policy=GPU,
             jit_compile=False,
             devices=[f"/cpu:{i}" for i in range(2 * gpus_per_tower)],
         )
 
-    assert bits(lambda: make(count), batch) == bits(lambda: make(1), batch)
+    assert bits(lambda: make(3), batch) == bits(lambda: make(1), batch)
 
 
 @pytest.mark.parametrize("num_towers", [1, 2, 5])
@@ -269,8 +265,7 @@ def test_a_stage_holds_no_more_towers_than_are_ahead_of_it(num_towers):
 
 
 @pytest.mark.telling("2-4")
-@pytest.mark.parametrize("num_towers", [4, 8, 16])
-@pytest.mark.parametrize("num_stages", [2, 4])
+@pytest.mark.parametrize("num_stages, num_towers", [(2, 4), (4, 8)])
 def test_the_pipeline_is_full(num_stages, num_towers):
     """Devices wait at the pipeline's two ends alone, (S-1) / (M+S-1) of the time.
 

@@ -7,10 +7,8 @@ import sys
 import time
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-import towers
 from towers.machine import tensorflow_internals
 from towers.machine.logical import logical_cpus
 from towers.step import checks
@@ -84,18 +82,6 @@ def differ(cluster):
     except ValueError as error:
         say([first, str(error)])
     keras.__version__ = version
-
-
-def loop(cluster):
-    """Worker 1 wants to end its custom loop after 3 steps; prints the steps and the weights."""
-    keras.utils.set_random_seed(0)
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    step, stop = towers.TowerStep(model, "adam", "mse", num_towers=2), 0
-    while not stop:
-        step(np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
-        wants_to_stop = cluster.index == 1 and int(step.optimizer.iterations) == 3
-        (stop,) = cluster.all_reduce_max(int(wants_to_stop))
-    say([int(step.optimizer.iterations), towers.digest(model)])
 
 
 def part(cluster):
