@@ -110,24 +110,18 @@ def test_a_signal_in_a_validation_ends_it_and_saves_nothing_of_it(tmp_path):
 
 
 class Others(Workers):
-    """Workers of which another has received a signal, or has stopped the training."""
+    """Workers of which another has received a signal."""
 
-    def __init__(self, signal_number=0, stop=0):
+    def __init__(self, signal_number=0):
         super().__init__()
-        self._theirs, self.acts = (signal_number, stop), []
+        self._theirs, self.acts = signal_number, []
 
-    def all_reduce_max(self, *values):
+    def all_reduce_max(self, signal_number, stop):
         self.acts.append("agree")
-        return tuple(map(max, values, self._theirs))
+        return max(signal_number, self._theirs), stop
 
     def barrier(self):
         self.acts.append("meet")
-
-
-def test_another_workers_stop_stops_this_one(tmp_path):
-    training = Training(tmp_path, signals.Pending(), workers=Others(stop=1))
-    training.step()
-    assert training.model.stop_training and training.saved() == (1, True)
 
 
 def test_a_signal_that_comes_while_workers_agree_is_obeyed_when_all_know_of_it(tmp_path):

@@ -1,8 +1,6 @@
-"""A state goes to the disk, to other workers, and comes back."""
+"""A state goes to the disk and comes back."""
 
 import keras
-import ml_dtypes
-import numpy as np
 import pytest
 
 from tests.parallel.fits import Remembers
@@ -20,8 +18,8 @@ def directory(tmp_path):
     return tmp_path
 
 
-def checkpointer(directory, variables=(), *callbacks, workers=None, warn=pytest.fail, **options):
-    made = Checkpointer(directory, workers or Workers(), warn, **options)
+def checkpointer(directory, variables=(), *callbacks, warn=pytest.fail, **options):
+    made = Checkpointer(directory, Workers(), warn, **options)
     made.hold(lambda: {"model": list(variables)}, callbacks, STATE)
     return made
 
@@ -118,55 +116,3 @@ def test_a_finish_that_cannot_be_noted_is_a_warning(directory):
     warnings = []
     checkpointer(directory, warn=warnings.append).finish(TrainState())
     assert warnings == [f"{directory}/checkpoints cannot be written (No such file or directory)."]
-
-
-class Wire:
-    """The chief's `Workers` until `turn`, then worker 1's, which hears what the chief told."""
-
-    num_workers, is_chief = 2, True
-
-    def __init__(self):
-        self.told = []
-
-    def turn(self):
-        self.is_chief = False
-
-    def broadcast(self, data):
-        if self.is_chief:
-            self.told.append(data)
-            return data
-        return self.told.pop(0)
-
-
-VALUES = {
-    "transposed": np.arange(6, dtype="float32").reshape(2, 3).T,  # not contiguous
-    "number": np.array(3, "int64"),
-    "bfloat16": np.array([0.5, -1.5], ml_dtypes.bfloat16),
-}
-
-
-def test_another_worker_has_what_the_chief_has_read_bit_for_bit_and_leaves_no_file(directory):
-    variables = [keras.Variable(value, dtype=value.dtype.name) for value in VALUES.values()]
-    wire = Wire()
-    chief = checkpointer(directory, variables, workers=wire)
-    chief.save_first(TrainState(step=3, epoch_step=3))
-    chief.finish(TrainState(step=3))
-    chief.read(has_final=True)
-    wire.turn()
-    for variable in variables:
-        variable.assign(np.zeros_like(variable.numpy()))
-    other = checkpointer(directory / "own", variables, workers=wire)
-    found = other.read()
-    assert (found.path, other.finished_step) == (chief.found.path, 3)
-    other.restore()
-    assert [v.numpy().tobytes() for v in variables] == [v.tobytes() for v in VALUES.values()]
-    other.save(TrainState(step=4))
-    assert other.wait() and other.newest_step() is None and not (directory / "own").exists()
-
-
-def test_of_a_new_run_another_worker_hears_that_there_is_nothing(directory):
-    wire = Wire()
-    checkpointer(directory).save_first(TrainState())
-    assert checkpointer(directory, workers=wire).read(resume=False) is None
-    wire.turn()
-    assert checkpointer(directory, workers=wire).read(resume=False) is None and wire.told == []
