@@ -237,8 +237,10 @@ def test_workers_evaluate_predict_and_export_what_one_process_does(run_alone, tm
     assert other.count("\n") == 1  # the chief shows the result
 
 
-def launch(run_dir, hold, *flags):
-    """The launcher of three workers, who stand where they are to be held; and their processes."""
+@pytest.mark.matrix
+def test_the_launcher_restarts_with_one_worker_less_to_the_same_bits(alone, tmp_path):
+    hold = Hold(3, tmp_path)
+    train_py = ("train.py", f"--run_dir={tmp_path / 'run'}", *FLAGS)
     launcher = workers.start(
         [""],
         0,
@@ -246,24 +248,12 @@ def launch(run_dir, hold, *flags):
         "towers.app.launch",
         "--workers=3",
         "--",
-        "train.py",
-        f"--run_dir={run_dir}",
-        *FLAGS,
-        *flags,
+        *train_py,
         TF_CONFIG="",
         **hold.fault,
     )
     hold.wait_for(3)
-    started = children(launcher.pid)
-    assert len(started) == 3
-    return launcher, started
-
-
-@pytest.mark.matrix
-def test_the_launcher_restarts_with_one_worker_less_to_the_same_bits(alone, tmp_path):
-    hold = Hold(3, tmp_path)
-    launcher, started = launch(tmp_path / "run", hold)
-    os.kill(started[1], signal.SIGKILL)
+    os.kill(children(launcher.pid)[1], signal.SIGKILL)
     hold.end()
     ((code, said, _),) = workers.finish([launcher])
     assert code == 0

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests.parallel.fits import Batches as InOrder
-from tests.parallel.fits import Fits, classifier, rows
+from tests.parallel.fits import Fits, rows
 from tests.resume import loaders
 from towers.resume.replay import Replay
 from towers.resume.resumed_data import validation_data
@@ -17,7 +17,7 @@ from towers.resume.resumed_fit import fit_arguments
 
 @pytest.fixture(scope="module")
 def model():
-    return classifier()
+    return loaders.classifier()
 
 
 class Batches(InOrder):
@@ -193,13 +193,7 @@ def test_data_that_this_process_has_read_cannot_resume(model, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "make, steps",
-    [
-        (generator, 2),
-        (repeated, None),
-        (noisy_dataset, 2),
-        (noisy_dataset, 4),
-    ],
+    "make, steps", [(generator, 2), (repeated, 2), (repeated, None), (noisy_dataset, 4)]
 )
 def test_validation_data_that_are_read_ahead_are_warned_of(make, steps, recwarn):
     """Of a validation that reads all of its data, nothing is left to be read ahead."""

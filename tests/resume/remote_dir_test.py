@@ -16,7 +16,8 @@ import pytest
 import towers
 from tests.app.run_test import config
 from tests.bits import bits
-from tests.parallel import pairs
+from tests.parallel.fits import rows
+from tests.resume import loaders
 from tests.resuming import outcome, train
 from towers.app import command_line
 from towers.machine import places
@@ -262,9 +263,8 @@ def test_only_the_process_that_began_last_writes(memory, tmp_path):
 
 
 def test_a_fit_resumes_from_memory(memory, tmp_path):
-    parallel = towers.make_parallel(pairs.classifier(), gpus=2)
-    parallel.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
-    first, data = parallel.get_weights(), pairs.rows(20)
+    parallel, data = loaders.classifier(), rows(20)
+    first = parallel.get_weights()
 
     def fit(callbacks=(), directory=MEMORY):
         keras.utils.set_random_seed(0)

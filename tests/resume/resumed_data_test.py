@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import towers
 from tests.parallel import pairs
-from tests.parallel.fits import Batches, Fits, classifier, rows
+from tests.parallel.fits import Batches, Fits, rows
 from tests.resume import loaders
 from towers.resume.replay import Replay
 from towers.resume.resume import Resume, only_one
@@ -23,7 +23,7 @@ X = np.arange(11, dtype="float64")
 
 @pytest.fixture(scope="module")
 def model():
-    return classifier(jit_compile=False)
+    return loaders.classifier()
 
 
 def dataset():

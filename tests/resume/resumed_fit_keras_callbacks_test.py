@@ -14,6 +14,7 @@ from tensorboard.backend.event_processing import event_accumulator
 
 import towers
 from tests.parallel.fits import Fits, Interrupt, classifier, rows
+from tests.resume import loaders
 
 C = keras.callbacks
 WEIGHTS = {0: 1.0, 1: 0.5, 2: 3.0}
@@ -166,7 +167,7 @@ def test_backup_and_restore_beside_a_resume_is_an_error(model, tmp_path):
 
 def test_what_backup_and_restore_left_on_the_model_does_not_count(tmp_path):
     """Keras would begin each later fit of the model at the epoch of that one."""
-    model, theirs = classifier(optimizer="sgd", jit_compile=False), tmp_path / "theirs"
+    model, theirs = loaders.classifier(), tmp_path / "theirs"
     for _ in range(2):
         with pytest.raises(InterruptedError):
             model.fit(

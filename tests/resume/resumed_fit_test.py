@@ -34,7 +34,7 @@ def fits(model):
 
 def test_a_fit_resumes_between_executions_of_several_steps(tmp_path):
     """Executions of 3: 3 steps and 1; a step within one is refused."""
-    fits = Fits(classifier(steps_per_execution=3), *rows())
+    fits = Fits(classifier(steps_per_execution=3, jit_compile=False), *rows())
     whole = fits.fit(tmp_path / "whole")
     assert fits.interrupted(tmp_path / "cut", [1, 1]) == whole
     with pytest.raises(InterruptedError):
