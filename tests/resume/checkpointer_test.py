@@ -1,9 +1,7 @@
-"""A state goes to the disk and comes back."""
+"""When a state goes to the disk, and what a checkpoint that was read allows."""
 
-import keras
 import pytest
 
-from tests.parallel.fits import Remembers
 from towers.resume import checkpointer as module, directories
 from towers.resume.checkpointer import Checkpointer
 from towers.resume.train_state import TrainState
@@ -18,50 +16,10 @@ def directory(tmp_path):
     return tmp_path
 
 
-def checkpointer(directory, variables=(), *callbacks, warn=pytest.fail, **options):
+def checkpointer(directory, warn=pytest.fail, **options):
     made = Checkpointer(directory, Workers(), warn, **options)
-    made.hold(lambda: {"model": list(variables)}, callbacks, STATE)
+    made.hold(dict, (), STATE)
     return made
-
-
-def test_what_is_saved_comes_back(directory):
-    variable, counts = keras.Variable([1.0, 2.0]), Remembers(0)
-    saver = checkpointer(directory, [variable], counts)
-    assert saver.read() is None and saver.newest_step() is None
-    saver.save_first(TrainState())
-    assert saver.newest_step() == 0
-    counts.value = 7
-    state = TrainState(step=5, epoch=1, epoch_step=2, logs={"loss": 0.1}, history={"loss": [2.0]})
-    saver.save(state)
-    assert saver.wait() and saver.newest_step() == 5
-    variable.assign([0.0, 0.0])
-    saver = checkpointer(directory, [variable], counts := Remembers(0))
-    path, (held, _), damaged = saver.read()
-    assert (path.name, held["fit"], damaged) == ("epoch-1-step-5", STATE["fit"], [])
-    assert TrainState.from_json(held["position"]) == state
-    saver.restore(callbacks=False)
-    assert variable.numpy().tolist() == [1, 2] and counts.value == 0
-    saver.restore()
-    assert counts.value == 7
-    saver.found = None
-    variable.assign([3.0, 3.0])
-    saver.restore()
-    assert variable.numpy().tolist() == [3, 3]
-
-
-def test_another_identity_is_refused_with_what_differs(directory):
-    saver = checkpointer(directory)
-    saver.save_first(TrainState())
-    saver.read()
-    saver.check_same(STATE["fit"], {"batch_size": 4}, {"rate": 0.1}, "fit", "Or not.")
-    with pytest.raises(ValueError) as caught:
-        saver.check_same(
-            STATE["fit"], {"batch_size": 5, "shuffle": True}, {"rate": 0.1}, "fit", "Or not."
-        )
-    assert str(caught.value).endswith(
-        "epoch-0-step-0 belongs to another fit: batch_size (4 then, 5 now), shuffle (None then, "
-        "True now). Or not."
-    )
 
 
 def test_a_checkpoint_of_an_earlier_version_continues_with_a_line_that_says_so(directory):
