@@ -136,6 +136,46 @@ def test_prefetched_shards_and_any_devices_give_the_same_bits(name):
     assert_same(trained(4, True), trained(1, False))
 
 
+class Normalized(L.Layer):
+    """BatchNormalization of the first value of each row."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = L.BatchNormalization()
+
+    def build(self, shape):
+        self.norm.build((None, shape[-1]))
+
+    def call(self, x, training=None):
+        rows = x.to_tensor(0.0)[:, 0] if isinstance(x, tf.RaggedTensor) else x[:, 0]
+        return self.norm(rows, training=training)
+
+    def compute_output_shape(self, shape):
+        return shape[0], shape[2]
+
+
+def test_a_synchronized_tower_takes_ragged_input(float64):
+    def trained(num_towers):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((None,), dtype="int32", ragged=True)
+        model = keras.Model(inputs, L.Dense(3)(Normalized()(L.Embedding(20, 4)(inputs))))
+        step = TowerStep(
+            model,
+            "sgd",
+            "mse",
+            devices=towers.tower_devices(num_towers, "cpu"),
+            batch_norm="synchronized",
+            jit_compile=False,
+        )
+        rng = np.random.default_rng(0)
+        lengths = [1, 5, 2, 4, 3, 3, 1, 5, 2, 4]
+        x = tf.RaggedTensor.from_row_lengths(rng.integers(0, 20, 30), lengths)
+        step(x, rng.normal(size=(10, 3)))
+        return model.get_weights()
+
+    assert_same(trained(3), trained(1), 1e-10)
+
+
 def run(name, split, config=None, **options):
     """(history, weights) of towers.train on a split of a case's examples."""
     model = compiled(name)
