@@ -125,7 +125,6 @@ def test_the_error_of_a_failed_process_contains_its_exception():
     [
         ("towers", "1e-10", "exact"),
         ("towers", "1e-9", "silently wrong"),
-        ("mirrored", "inf", "silently wrong"),
         ("mirrored", "nan", "silently wrong"),
         ("jax", "1e-7", "exact"),
         ("jax", "refused: ValueError: no", "error"),
@@ -251,12 +250,6 @@ def test_several_gpus_are_compared_with_one_at_the_same_global_batch():
     for case in cases:
         if case.contender in ("towers", "mirrored") and case.num_devices == 8:
             assert case._replace(contender="fit", num_devices=1) in cases
-    sizes = {
-        (case.batch_size, case.num_devices)
-        for case in cases
-        if case.workload == "cnn" and case.contender == "towers"
-    }
-    assert sizes == {(128, 1), (1024, 1), (1024, 8), (8192, 1), (8192, 8)}
 
 
 @pytest.mark.parametrize(

@@ -89,10 +89,6 @@ def test_every_command_on_a_page_has_flags_and_values_that_there_are(names, modu
     [
         ("What nobody knows goes on anew.", "begin with a subject"),
         ("Compute it of towers.gather(rows), the rows of all towers.", "say 'from'"),
-        ("2 devices do not pay at this batch size.", "say 'is not faster than'"),
-        ("These devices share the cores and do not tell.", "say what is not known"),
-        ("The result is exact all the same.", "say 'still'"),
-        ("Every step waits for the most.", "name the noun: 'the largest share'"),
         ("killed by the kernel for its memory", "begin with a subject, and add a verb"),
     ],
 )
@@ -233,13 +229,7 @@ def test_the_site_fetches_nothing_from_elsewhere(site):
 
 
 @pytest.mark.parametrize(
-    "words, page",
-    [
-        ("checkpoint", "resuming"),
-        ("EarlyStopping", "keras"),
-        ("out of memory", "memory"),
-        ("gradient accumulation", "memory"),
-    ],
+    "words, page", [("checkpoint", "resuming"), ("gradient accumulation", "memory")]
 )
 def test_the_search_of_a_page_that_is_opened_as_a_file_finds_the_right_page_first(
     site, words, page, tmp_path

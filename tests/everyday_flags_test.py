@@ -181,20 +181,3 @@ def test_the_best_epochs_have_their_models_also_after_a_later_epoch_was_dropped(
     Path("run", "best-epoch-9.keras").touch()  # of an epoch that a resumed run has not reached
     towers.train(TrainConfig(resume="run", trust_run_dir=True, epochs=5, keep_best=1000))
     assert not Path("run", "best-epoch-9.keras").exists()
-
-
-@pytest.mark.parametrize(
-    "values, message",
-    [
-        ({"accumulate": 2, "num_towers": 4}, r"accumulate \(2\) .* num_towers \(4\) .*only one of"),
-        ({"warmup_steps": 8}, r"warmup_steps \(8\) must be fewer than the run's updates: 8, 4 an"),
-        (
-            {"class_weight": "9:1"},
-            r"^class_weight \(9:1\) names class 9, and the classes are 0 to ",
-        ),
-    ],
-)
-def test_impossible_values_are_errors_before_there_is_a_directory(values, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        towers.train(config(run_dir="run", **values))
-    assert list(tmp_path.iterdir()) == []

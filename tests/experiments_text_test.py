@@ -111,12 +111,7 @@ def test_the_corpus_is_a_file_in_the_current_directory_or_in_the_variable(monkey
 
 
 @pytest.mark.parametrize(
-    "rows",
-    [
-        {"test": []},
-        {"train": [("earn", "profit"), ("weather", "rain")]},
-        {"train": [("earn", "profit"), ("earn", " ")]},
-    ],
+    "rows", [{"test": []}, {"train": [("weather", "rain")]}, {"train": [("earn", " ")]}]
 )
 def test_another_or_a_damaged_file_raises_value_error(rows, tmp_path):
     path = write(tmp_path / "other.whl", **rows)

@@ -16,7 +16,6 @@ from tests import processes
 from tests.processes import soon
 from towers.app.after_training.model_files import class_names, file_config, find_file
 from towers.app.after_training.predicting import write_predictions
-from towers.app.config import TrainConfig
 from towers.app.continued import continued_config
 from towers.app.datasets import image_folder
 from towers.app.sweep import table
@@ -115,14 +114,8 @@ def make_sparse(path):
 
 @pytest.mark.parametrize(
     "make",
-    [
-        os.mkfifo,
-        make_sparse,
-        lambda path: path.symlink_to("/dev/zero"),
-        lambda path: path.symlink_to("victim"),
-        lambda path: path.symlink_to("."),
-    ],
-    ids=["pipe", "sparse", "device", "link", "loop"],
+    [os.mkfifo, make_sparse, lambda path: path.symlink_to("victim")],
+    ids=["pipe", "sparse", "link"],
 )
 @pytest.mark.parametrize("name", OPENERS)
 def test_what_towers_opens_is_a_small_regular_file_or_an_error(name, make, tmp_path, monkeypatch):
@@ -236,14 +229,6 @@ def test_what_a_run_or_data_name_is_opened_in_one_module():
             if name in OPENING and ast.unparse(getattr(called, "value", called)) != "files":
                 found.add(path.relative_to(ROOT / "towers").as_posix())
     assert found == set(OPENED_ELSEWHERE)
-
-
-def test_a_config_that_names_a_command_runs_none(run, tmp_path):
-    values = TrainConfig(model="mlp", dataset="os:abort")
-    (run / "config.json").write_text(values.to_json())
-    code, stdout, stderr = train("--evaluate=run", cwd=tmp_path)
-    assert code == 2 and "its config.json names --dataset=os:abort, whose code" in stderr
-    assert "add --trust_run_dir=True" in stderr
 
 
 def test_nothing_in_towers_runs_what_a_file_holds():

@@ -140,30 +140,11 @@ def test_a_run_that_lost_a_worker_and_got_a_signal_resumes_on_any_number_to_the_
 
 
 @pytest.mark.matrix
-def test_a_disk_that_only_the_chief_sees_is_enough(alone, tmp_path):
-    """The other keeps a config.json and a log of its own, and hears the state from the chief."""
-    hosts, disks = workers.addresses(2), [tmp_path / "chiefs", tmp_path / "others"]
-    for disk in disks:
-        disk.mkdir()
+def test_a_full_disk_that_only_the_chief_sees_ends_no_worker(mount, alone, tmp_path):
+    """It is full from the fifth step on; with room again, a run goes on from what there is.
 
-    def start(*flags, **fault):
-        script = workers.ROOT / "train.py"
-        return [workers.start(hosts, i, script, *flags, cwd=disks[i], **fault) for i in (0, 1)]
-
-    hold = Hold(3, tmp_path)
-    processes = start("--run_dir=run", *FLAGS, **hold.fault)
-    hold.wait_for(2)
-    processes[0].send_signal(signal.SIGTERM)
-    hold.end()
-    finish(processes, expected=143)
-    finish(start("--resume=run", TRUST))
-    assert bits(disks[0] / "run") == alone
-    assert {path.name for path in (disks[1] / "run").iterdir()} == {"config.json", "log-1.txt"}
-
-
-@pytest.mark.matrix
-def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
-    """It is full from the fifth step on; with room again, a run goes on from what there is."""
+    The other keeps a config.json and a log of its own, and hears the state from the chief.
+    """
     (tmp_path / "other").mkdir()
     hosts = workers.addresses(2)
     full = "step == 5 and os.system('cat /dev/zero > filler 2> /dev/null')"
@@ -184,6 +165,8 @@ def test_a_full_disk_on_the_chief_ends_no_worker(mount, alone, tmp_path):
         ]
     )
     assert bits(tmp_path / "run") == alone
+    left = {path.name for path in (tmp_path / "other/run").iterdir()}
+    assert left == {"config.json", "log-1.txt"}
 
 
 def test_a_worker_with_other_settings_is_an_error(tmp_path):
@@ -237,8 +220,10 @@ def test_workers_evaluate_predict_and_export_what_one_process_does(run_alone, tm
     assert other.count("\n") == 1  # the chief shows the result
 
 
-def launch(run_dir, hold, *flags):
-    """The launcher of three workers, who stand where they are to be held; and their processes."""
+@pytest.mark.matrix
+def test_the_launcher_restarts_with_one_worker_less_to_the_same_bits(alone, tmp_path):
+    hold = Hold(3, tmp_path)
+    train_py = ("train.py", f"--run_dir={tmp_path / 'run'}", *FLAGS)
     launcher = workers.start(
         [""],
         0,
@@ -246,24 +231,12 @@ def launch(run_dir, hold, *flags):
         "towers.app.launch",
         "--workers=3",
         "--",
-        "train.py",
-        f"--run_dir={run_dir}",
-        *FLAGS,
-        *flags,
+        *train_py,
         TF_CONFIG="",
         **hold.fault,
     )
     hold.wait_for(3)
-    started = children(launcher.pid)
-    assert len(started) == 3
-    return launcher, started
-
-
-@pytest.mark.matrix
-def test_the_launcher_restarts_with_one_worker_less_to_the_same_bits(alone, tmp_path):
-    hold = Hold(3, tmp_path)
-    launcher, started = launch(tmp_path / "run", hold)
-    os.kill(started[1], signal.SIGKILL)
+    os.kill(children(launcher.pid)[1], signal.SIGKILL)
     hold.end()
     ((code, said, _),) = workers.finish([launcher])
     assert code == 0

@@ -27,7 +27,7 @@ def make(value=0.0):
         {"step": 3, "nested": [1.5, None, {"a": float("inf")}]},
         {
             "model/0/kernel": np.full((2, 3), value, np.float32),
-            "model/1/seed": np.array([2**40, -1]),
+            "model/1/transposed": np.arange(6, dtype="float32").reshape(2, 3).T,
             "optimizer/0/iteration": np.array(7),
             "optimizer/1/half": np.array([1.5, 2.5], ml_dtypes.bfloat16),
             "metrics/0/none": np.zeros((0, 4), np.float32),
@@ -70,20 +70,9 @@ DAMAGES = {
     "a flipped value": (lambda p: flip(p / ARRAYS), "arrays.bin is not what was written"),
     "truncated values": (lambda p: os.truncate(p / ARRAYS, 9), "arrays.bin has 9 bytes instead"),
     "no values": (lambda p: (p / ARRAYS).unlink(), "arrays.bin cannot be read: No such file"),
-    "no manifest": (lambda p: (p / MANIFEST).unlink(), "manifest.json cannot be read: No such"),
     "garbage": (lambda p: (p / MANIFEST).write_bytes(b"\xff{"), "manifest.json is garbage"),
     "deep": (lambda p: (p / MANIFEST).write_text("[" * 100_000), "manifest.json is garbage"),
-    "another number": (
-        lambda p: flip(p / MANIFEST, (p / MANIFEST).read_bytes().index(b'"step": 3') + 8),
-        "manifest.json is not what was written",
-    ),
-    "a directory": (lambda p: ((p / ARRAYS).unlink(), (p / ARRAYS).mkdir()), "arrays.bin"),
     "a pipe": (lambda p: replaced(p / MANIFEST, os.mkfifo), "manifest.json cannot be read: it is"),
-    "a pipe of values": (lambda p: replaced(p / ARRAYS, os.mkfifo), "arrays.bin cannot be read"),
-    "an endless device": (
-        lambda p: replaced(p / MANIFEST, Path.symlink_to, "/dev/zero"),
-        "manifest.json cannot be read: it is a symbolic link, which towers does not follow",
-    ),
     "a link to good values": (
         lambda p: replaced(p / ARRAYS, Path.symlink_to, p.with_name("epoch-0-step-1") / ARRAYS),
         "arrays.bin cannot be read: it is a symbolic link",
@@ -119,20 +108,23 @@ def test_a_damaged_checkpoint_says_why_and_the_one_before_takes_its_place(damage
         checkpoints.read_newest(tmp_path)
 
 
+def forge(path, content):
+    """Writes a manifest whose hash is right."""
+    text = json.dumps(content, sort_keys=True)
+    held = {"content": content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
+    (path / MANIFEST).write_text(json.dumps(held))
+
+
 @pytest.mark.parametrize("name", ["state", "arrays", "size", "sha256"])
-@pytest.mark.parametrize("value", [None, "x", -1, 1.5, [], {}, [["x", "f4,f4", [1]]], [[]]])
+@pytest.mark.parametrize("value", [None, 1.5])
 def test_a_forged_manifest_whose_hash_is_right_is_damage_too(name, value, tmp_path):
     """One entry is missing (None) or holds something else."""
     path = save(tmp_path, 1)
     content = json.loads((path / MANIFEST).read_text())["content"]
-    if type(value) is dict and name == "state":
-        return
     content[name] = value
     if value is None:
         del content[name]
-    text = json.dumps(content, sort_keys=True)
-    held = {"content": content, "sha256": hashlib.sha256(text.encode()).hexdigest()}
-    (path / MANIFEST).write_text(json.dumps(held))
+    forge(path, content)
     with pytest.raises(DamagedError):
         checkpoints.read(path)
 
@@ -169,15 +161,13 @@ def test_a_damaged_checkpoint_is_written_anew_and_a_good_one_left_alone(tmp_path
     assert same(checkpoints.read(path), make(5.0))
 
 
-def test_the_newest_three_and_the_best_are_kept(tmp_path):
+def test_the_newest_three_and_the_best_are_kept_and_damaged_ones_push_no_good_one_out(tmp_path):
     for step in range(1, 8):
         checkpoints.prune(save(tmp_path, step), best_step=2)
-    assert [checkpoints.step_of(p) for p in checkpoints.find(tmp_path)] == [7, 6, 5, 2]
-
-
-def test_damaged_ones_that_lie_ahead_do_not_push_the_good_one_out(tmp_path):
-    for step in (5, 6, 7):
-        flip(save(tmp_path, step) / ARRAYS)
+    kept = checkpoints.find(tmp_path)
+    assert [checkpoints.step_of(path) for path in kept] == [7, 6, 5, 2]
+    for path in kept[:3]:
+        flip(path / ARRAYS)
     checkpoints.prune(save(tmp_path, 4), best_step=None)
     assert checkpoints.read_newest(tmp_path)[0].name == "epoch-0-step-4"
 
@@ -211,7 +201,7 @@ class Saver:
             return self._saver.wait()
 
 
-@pytest.mark.parametrize("states", [None, "x", {"a": 1}, ["x"], [None]])
+@pytest.mark.parametrize("states", ["x", [None]])
 def test_forged_states_of_callbacks_are_an_error_before_anything_is_restored(states, tmp_path):
     saver = Checkpointer(tmp_path, Workers(), [].append)
     saver.hold(lambda: pytest.fail("restored"), (), {})
@@ -356,7 +346,7 @@ def test_any_bytes_for_a_manifest_give_one_clear_error(data, tmp_path):
 @_QUICK
 @given(
     arrays=st.lists(
-        st.tuples(_ANY, st.sampled_from(["float32", "O", "V0", "U", "x", "finfo"]), _ANY)
+        st.tuples(_ANY, st.sampled_from(["float32", "O", "V0", "U", "x", "finfo", "f4,f4"]), _ANY)
         | st.tuples(st.text(), _ANY, st.lists(st.integers(-9, 2**70)))
         | _ANY
     ),
@@ -369,8 +359,7 @@ def test_any_list_of_arrays_gives_arrays_or_one_clear_error(arrays, data, tmp_pa
     (path / ARRAYS).write_bytes(data)
     digest = hashlib.sha256(data).hexdigest()
     content = {"format": 1, "state": {}, "arrays": arrays, "size": len(data), "sha256": digest}
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-    (path / MANIFEST).write_text(json.dumps({"content": content, "sha256": digest}))
+    forge(path, content)
     read_or_refuse(path)
 
 

@@ -2,7 +2,6 @@
 
 import warnings
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -23,11 +22,6 @@ def noisy(dataset):
     return dataset.map(lambda v: generator.normal([]))
 
 
-def flipped(dataset):
-    layer = keras.layers.RandomFlip(seed=1)
-    return dataset.map(lambda v: layer(tf.zeros([2, 2, 3]), training=True))
-
-
 def inner_order(dataset):
     return dataset.flat_map(lambda v: tf.data.Dataset.range(4).shuffle(4, seed=2))
 
@@ -35,11 +29,8 @@ def inner_order(dataset):
 CASES = {  # (whether each iterator is like the first, whether only their number matters)
     "in order": (lambda: tf.data.Dataset.range(9).batch(2).cache().repeat(2), True, True),
     "in one order": (lambda: whole(reshuffle_each_iteration=False).repeat(2), True, True),
-    "in files": (lambda: tf.data.Dataset.range(9).interleave(tf.data.Dataset.range), True, True),
     "shuffled": (lambda: whole().map(tf.abs, 2).batch(2).prefetch(1), False, True),
-    "two": (lambda: tf.data.Dataset.zip((whole(), whole(2))), False, True),
     "shuffled, then repeated": (lambda: whole().repeat(2), False, False),
-    "shuffled, then cached": (lambda: whole().cache(), False, False),
     "repeated, then shuffled": (
         lambda: tf.data.Dataset.range(9).repeat(2).shuffle(3, 1),
         False,
@@ -53,16 +44,7 @@ CASES = {  # (whether each iterator is like the first, whether only their number
     ),
     "shuffled within": (lambda: inner_order(tf.data.Dataset.range(3)), False, False),
     "by Python": (lambda: by_python(tf.data.Dataset.range(3)), False, False),
-    "by a generator": (
-        lambda: tf.data.Dataset.from_generator(
-            lambda: iter(range(3)), output_signature=tf.TensorSpec([], tf.int64)
-        ),
-        False,
-        False,
-    ),
     "with noise": (lambda: noisy(tf.data.Dataset.range(3)), False, True),
-    "with a layer": (lambda: flipped(tf.data.Dataset.range(3)), False, True),
-    "with noise, then cached": (lambda: noisy(tf.data.Dataset.range(3)).cache(), False, False),
 }
 
 
@@ -71,7 +53,7 @@ def test_what_an_iterator_depends_on_follows_from_the_operations(name):
     make, is_plain, is_known = CASES[name]  # made in the test: pytest's worker starts no TensorFlow
     draws = examine(make(), "x")
     assert (draws.is_plain, draws.is_known) == (is_plain, is_known)
-    assert bool(draws.variables) == ("noise" in name or "layer" in name)
+    assert bool(draws.variables) == ("noise" in name)
 
 
 @pytest.mark.parametrize("name", [name for name, (_, is_plain, _) in CASES.items() if is_plain])

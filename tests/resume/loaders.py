@@ -1,6 +1,16 @@
-"""Iterables that have a state."""
+"""Iterables that have a state, and a model that is soon traced to try them with."""
 
 import numpy as np
+
+import towers
+from tests.parallel import pairs
+
+
+def classifier():
+    """6 numbers -> 3 classes, on 2 towers; compiled."""
+    parallel = towers.make_parallel(pairs.classifier(), 2)
+    parallel.compile("sgd", "sparse_categorical_crossentropy", jit_compile=False)
+    return parallel
 
 
 class Loader:

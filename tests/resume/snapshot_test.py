@@ -1,6 +1,5 @@
 """What a checkpoint takes from a run and puts back; where a run stands; its best epoch."""
 
-import functools
 import json
 import math
 import re
@@ -15,63 +14,46 @@ import tensorflow as tf
 from tests.parallel.fits import Remembers
 from towers.resume import snapshot
 from towers.resume.train_state import TrainState
-from towers.divide.tower_step import TowerStep
 
-L = keras.layers
 SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
 
 
-def arrays_of(step):
-    return snapshot.copy_arrays(snapshot.variables_of(step))
+@pytest.fixture
+def groups():
+    """Variables of a model and of its optimizer."""
+    return {
+        "model": [keras.Variable([1.0, 2.0], name="kernel"), keras.Variable(3.0, name="bias")],
+        "optimizer": [keras.Variable(4, dtype="int64", name="iteration")],
+    }
 
 
-def batch(seed):
-    rng = np.random.default_rng(seed)
-    return rng.normal(size=(6, 3)).astype("float32"), rng.normal(size=(6, 1)).astype("float32")
-
-
-@functools.cache
-def trained_step(units=4, optimizer="adam", seed=0):
-    keras.utils.set_random_seed(seed)
-    model = keras.Sequential(
-        [keras.Input((3,)), L.Dense(units), L.BatchNormalization(), L.Dropout(0.5), L.Dense(1)]
-    )
-    step = TowerStep(model, optimizer, "mse", metrics=["mae"], devices=["/cpu:0"], num_towers=2)
-    step.train_batch(*batch(0))
-    return step
-
-
-def test_later_steps_do_not_change_what_was_taken():
-    step = trained_step()
-    arrays = arrays_of(step)
+def test_later_steps_do_not_change_what_was_taken(groups):
+    arrays = snapshot.copy_arrays(groups)
     before = {name: value.copy() for name, value in arrays.items()}
-    step.train_batch(*batch(1))
+    for variable in [*groups["model"], *groups["optimizer"]]:
+        variable.assign_add(variable)
     for name, value in arrays.items():
         np.testing.assert_array_equal(value, before[name])
 
 
-@pytest.mark.telling("others0-*")
-@pytest.mark.parametrize(
-    "others, message",
-    [
+def test_another_model_or_optimizer_is_refused_and_nothing_is_assigned(groups):
+    model, optimizer = groups.values()
+    others = [
         (
-            {"units": 5},
-            r"step-7 holds another model: here \S*kernel is float32 \[3, 4\], in the "
-            r"checkpoint \S*kernel float32 \[3, 5\]\.",
+            {"model": [model[0], keras.Variable([5.0])], "optimizer": optimizer},
+            r"step-7 holds another model: here bias is float32 \[\], in the checkpoint \S+ "
+            r"float32 \[1\]\.",
         ),
         (
-            {"optimizer": "sgd"},
-            "step-7 holds another optimizer: here 14 variables, in the checkpoint 2",
+            {"model": model, "optimizer": []},
+            "step-7 holds another optimizer: here 1 variables, in the checkpoint 0",
         ),
-    ],
-)
-def test_another_model_or_optimizer_is_refused_and_nothing_is_assigned(others, message):
-    step, arrays = trained_step(), arrays_of(trained_step(seed=1, **others))
-    before = arrays_of(step)
-    with pytest.raises(ValueError, match=message):
-        snapshot.assign_arrays(snapshot.variables_of(step), arrays, Path("step-7"))
-    for name, value in arrays_of(step).items():
-        np.testing.assert_array_equal(value, before[name])
+    ]
+    for other, message in others:
+        arrays = {name: value + 1 for name, value in snapshot.copy_arrays(other).items()}
+        with pytest.raises(ValueError, match=message):
+            snapshot.assign_arrays(groups, arrays, Path("step-7"))
+        assert model[0].numpy().tolist() == [1, 2]
 
 
 def saved(callbacks):
@@ -133,7 +115,6 @@ CIRCLE.append(CIRCLE)
 @pytest.mark.parametrize(
     "odd, words",
     [
-        (Remembers({1: object()}), r"Remembers: get_state\(\) returned .*type object is not JSON"),
         (Remembers(CIRCLE), r"Remembers: get_state\(\) returned .*Circular"),
         (
             SimpleNamespace(best=np.zeros(2)),
@@ -195,8 +176,7 @@ def a_rate():
             lambda: keras.optimizers.LossScaleOptimizer(Adam(0.2)),
             {"inner_optimizer": "Adam", "inner_optimizer.learning_rate": 0.2},
         ),
-        (lambda: SGD(a_rate), {"learning_rate": "a_rate"}),
-        (lambda: SGD(lambda: 0.1), {"momentum": 0.0}),
+        (lambda: SGD(a_rate), {"learning_rate": "a_rate", "momentum": 0.0}),
     ],
 )
 def test_all_that_can_be_told_of_an_optimizer_is_compared(make, expected):
@@ -289,13 +269,11 @@ def test_a_run_is_stopped_by_a_callback_or_for_lack_of_a_better_epoch():
     "callback, state, loss, expected",
     [
         (keras.callbacks.TerminateOnNaN(), {}, math.nan, True),
-        (keras.callbacks.TerminateOnNaN(), {}, math.inf, True),
         (keras.callbacks.TerminateOnNaN(), {}, 0.5, False),
         (keras.callbacks.TerminateOnNaN(), {}, None, False),
         (keras.callbacks.EarlyStopping(patience=3), {"wait": 3, "stopped_epoch": 5}, 0.5, True),
         (keras.callbacks.EarlyStopping(patience=4), {"wait": 3, "stopped_epoch": 5}, 0.5, False),
         (keras.callbacks.EarlyStopping(patience=0), {"wait": 0, "stopped_epoch": 0}, 0.5, False),
-        (keras.callbacks.History(), {}, math.nan, False),
     ],
 )
 def test_a_run_is_complete_if_its_callbacks_would_stop_it_again_at_once(

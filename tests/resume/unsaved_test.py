@@ -22,16 +22,6 @@ class Counter(C.Callback):
         self.seen += 1
 
 
-class CountsInBegin(C.Callback):
-    """A warm-up that counts epochs of its own."""
-
-    def on_train_begin(self, logs=None):
-        self.epochs, self.rate = 0, None
-
-    def on_epoch_begin(self, epoch, logs=None):
-        self.epochs += 1
-
-
 class Patient(C.EarlyStopping):
     def __init__(self):
         super().__init__("loss")
@@ -95,7 +85,6 @@ class Times(C.Callback):
 
 CASES = [
     (Counter, ["seen"], ["seen"]),
-    (CountsInBegin, ["epochs"], ["epochs"]),
     (Patient, ["epochs_seen"], []),
     (Averages, ["means", "steps"], ["means", "steps"]),
     (OnlyGets, ["seen"], ["seen"]),
