@@ -72,7 +72,8 @@ class Divided:
         self._phases: list[Stage | Pipeline | Meeting | MirroredMeeting] = []
         for phase, ops in sorted(phases.items()):
             # A stage returns the values that later phases read; the other values stay inside.
-            read_after = {value for value, read in read_in.items() if read - {phase}}
+            made = [value for op in ops for value in op.outputs]
+            read_after = {value for value in made if read_in[value] - {phase}}
             if phase % 2:
                 self._phases.append(meet(ops, read_after))
             elif stages is None:

@@ -54,8 +54,11 @@ def _marked(original: Moments, markers: dict[str, Marked]) -> Moments:
         return list(original(x, *(mask or (None,))))
 
     def backward(of_mean: tf.Tensor, of_variance: tf.Tensor, *inputs: tf.Tensor) -> Tensors:
-        # No tape records while a tower's function is traced.
-        return tf.gradients(forward(*inputs), [inputs[0]], [of_mean, of_variance])
+        # No tape records while a tower's function is traced. `tf.gradients` looks at all that the
+        # rows lead to: at the identity's few operations, and not at the rest of the model's.
+        rows, *mask = inputs
+        rows = tf.identity(rows)
+        return tf.gradients(forward(rows, *mask), [rows], [of_mean, of_variance])
 
     def mark(compute: Callable[..., Tensors], inputs: Tensors) -> Tensors:
         results = compute(*inputs)

@@ -185,8 +185,9 @@ def _if_rows(place: Place, parts: Tensors) -> Tensors:
         return {i: tf.fill(tf.shape(part), tf.cast(zero, part.dtype)) for i, part in large.items()}
 
     kept = tf.cond(place.has_rows, lambda: large, zeros) if large else {}
+    zero_of = {dtype: tf.zeros([], dtype) for dtype in {part.dtype for part in parts}}
     return [
-        kept[i] if i in kept else tf.where(place.has_rows, part, tf.zeros_like(part))
+        kept[i] if i in kept else tf.where(place.has_rows, part, zero_of[part.dtype])
         for i, part in enumerate(parts)
     ]
 
