@@ -114,6 +114,10 @@ SEED = "When determinism is enabled, random ops must have a seed specified."
             f"{SEED}\nW0000 CANCELLED\n\t [[{{{{node tower_1/StatefulPartitionedCall/_18}}}}]]",
             f"an operation refuses: {SEED} Leave `deterministic` out, or replace that layer.",
         ),
+        (
+            f"2 root error(s) found.\n  (0) FAILED_PRECONDITION: {UNSUPPORTED}\n\t [[{{{{node a/Dilate}}}}]]",
+            f"a/Dilate refuses: {UNSUPPORTED} Leave `deterministic` out, or replace that layer.",
+        ),
     ],
 )
 def test_a_refusal_is_explained_from_what_tensorflow_says(message, line):

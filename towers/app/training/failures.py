@@ -21,8 +21,9 @@ _REFUSAL = re.compile(
 # A node of a graph: the names of layers, then of the operation. The call of a tower is skipped.
 _NODE = re.compile(r"\{\{node ((?!\S*PartitionedCall)\S+?)\}\}")
 _OPERATION = re.compile(r"\[Op:(\w+)\]")  # outside a graph
-_DECORATION = re.compile(  # text around a reason: a log's prefix, nodes, Python's error type
-    r"^[IWEF]\d{4} .*?[A-Z_]{5,}: |\{\{.*?\}\}|\[Op:.*|\x1b\[\d*m|^\s*\w+Error: "
+_DECORATION = re.compile(  # around a reason: a log's or a list's prefix, nodes, Python's error type
+    r"^[IWEF]\d{4} .*?[A-Z_]{5,}: |^\s*\(\d+\) [A-Z_]{5,}: |\{\{.*?\}\}|\[Op:.*|\x1b\[\d*m"
+    r"|^\s*\w+Error: "
 )
 
 
