@@ -137,14 +137,15 @@ def test_xla_does_not_depend_on_whether_a_model_is_compiled_before_make_parallel
 
 
 def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():
-    """With XLA the noise is another, so that the layers draw none; of one size, to compile once."""
+    """Also their noise, which XLA would draw by another generator; of one size, to compile once."""
     rng = np.random.default_rng(0)
     x, y = rng.normal(size=(2, 6, 5, 3)), rng.normal(size=(2, 6, 1))
     found = []
     for num_devices in (1, 2, None):
         keras.utils.set_random_seed(0)
         with tf.device("/cpu:0"):
-            model = recurrent(L.Masking(), L.SimpleRNN(4))
+            loop = L.SimpleRNN(4, dropout=0.3, recurrent_dropout=0.2)
+            model = recurrent(L.Masking(), loop, L.Dropout(0.4))
         if num_devices is None:
             model.compile("sgd", "mse", run_eagerly=True)
             for rows, labels in zip(x, y, strict=True):
@@ -161,7 +162,7 @@ def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():
 
 
 def test_compiled_towers_give_the_large_batch_gradient(float64):
-    """Without dropout, whose random numbers XLA draws by another generator."""
+    """Without dropout, whose random numbers XLA draws by another generator if it is asked for."""
     found = []
     for num_towers in (4, 1):
         keras.utils.set_random_seed(0)

@@ -4,8 +4,10 @@ from collections.abc import Callable, Iterable, Sequence
 
 import tensorflow as tf
 
+from towers.divide.context import reads
 from towers.divide.facts import Need, Op, Value
 from towers.divide.flat import CONDITIONS, LOOPS
+from towers.divide.repeatable import all_operations
 from towers.machine.tensorflow_internals import called_graphs
 
 # XLA knows many more, but some of them only on some devices.
@@ -70,7 +72,24 @@ def is_worth_it(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
         for axis, size in enumerate(value.shape if value.shape.rank is not None else [None])
         if not value.fact.has_rows or value.fact.axis != axis
     ]  # fmt: skip
-    return any(op.type in LOOPS for op in ops) and None not in sizes
+    loops = [op.source for op in ops if op.type in LOOPS]
+    draws_inside = any(_draws(operation) for operation in all_operations(loops))
+    return bool(loops) and not draws_inside and None not in sizes
+
+
+def noise_of(ops: Sequence[Op]) -> set[Op]:
+    """Returns the operations of a stage that draw noise, and those that they follow from."""
+    noise: set[Op] = set()
+    wanted: set[Value] = set()
+    for op in reversed(ops):
+        if _draws(op.source) or not wanted.isdisjoint(op.outputs):
+            noise.add(op)
+            wanted.update(value for value, _ in reads(op))
+    return noise
+
+
+def _draws(operation: tf.Operation) -> bool:
+    return operation.type.startswith("StatelessRandom")
 
 
 def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], tf.Tensor]) -> tf.Tensor:

@@ -27,7 +27,7 @@ from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
 from towers.divide.run import Run
-from towers.divide.stages import Stage
+from towers.divide.stages import Stage, stages_of
 
 _END = -2  # stands for the phase in which the results are read
 
@@ -77,7 +77,7 @@ class Divided:
             if phase % 2:
                 self._phases.append(meet(ops, read_after))
             elif stages is None:
-                self._phases.append(Stage(ops, read_after))
+                self._phases += stages_of(ops, read_after, machine.only_loops)
             else:
                 self._phases.append(Pipeline(ops, read_after, levels, stages))
 
