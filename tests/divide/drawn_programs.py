@@ -153,7 +153,9 @@ LAYERS = {
     "activity": lambda: [L.ActivityRegularization(l2=0.1)],
     "unit": lambda: [L.UnitNormalization()],
     "gru": lambda: over_columns(lambda: L.GRU(2, return_sequences=True)),
-    "lstm": lambda: over_columns(lambda: L.Bidirectional(L.LSTM(1, return_sequences=True))),
+    "lstm": lambda: over_columns(
+        lambda: L.Bidirectional(L.LSTM(1, dropout=0.2, return_sequences=True))
+    ),
     "convolution": lambda: over_columns(lambda: L.Conv1D(2, 2, padding="same")),
     "pooling": lambda: over_columns(lambda: L.MaxPooling1D(2, 1, padding="same")),
 }

@@ -196,6 +196,29 @@ def test_noise_and_statistics_of_the_batch_do_not_depend_on_the_number_of_towers
     assert_alike(build, classes, num_towers)
 
 
+class Langevin(keras.optimizers.SGD):
+    """Adds noise to each update, as stochastic gradient Langevin dynamics does."""
+
+    def build(self, variables):
+        super().build(variables)
+        self.seeds = keras.random.SeedGenerator(3)
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(gradient, variable, learning_rate)
+        variable.assign_add(keras.random.uniform(variable.shape, -0.01, 0.01, seed=self.seeds))
+
+
+@fast
+def test_noise_of_an_update_that_xla_compiles_is_that_of_one_device():
+    def build():
+        layers = [L.Dense(800, "tanh"), L.Dense(3, "softmax")]  # large enough to be compiled
+        model = keras.Sequential([keras.Input((6,)), *layers])
+        model.compile(Langevin(0.1), "sparse_categorical_crossentropy")
+        return model
+
+    assert_alike(build, classes)
+
+
 @fast
 @pytest.mark.telling("masked_gru", "two_outputs_dict", "ragged", "sparse", "notes")
 @pytest.mark.parametrize("name", CASES)

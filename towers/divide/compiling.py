@@ -73,8 +73,7 @@ def is_worth_it(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
         if not value.fact.has_rows or value.fact.axis != axis
     ]  # fmt: skip
     loops = [op.source for op in ops if op.type in LOOPS]
-    draws_inside = any(_draws(operation) for operation in all_operations(loops))
-    return bool(loops) and not draws_inside and None not in sizes
+    return bool(loops) and not any(map(draws_noise, loops)) and None not in sizes
 
 
 def noise_of(ops: Sequence[Op]) -> set[Op]:
@@ -82,14 +81,15 @@ def noise_of(ops: Sequence[Op]) -> set[Op]:
     noise: set[Op] = set()
     wanted: set[Value] = set()
     for op in reversed(ops):
-        if _draws(op.source) or not wanted.isdisjoint(op.outputs):
+        if draws_noise(op.source) or not wanted.isdisjoint(op.outputs):
             noise.add(op)
             wanted.update(value for value, _ in reads(op))
     return noise
 
 
-def _draws(operation: tf.Operation) -> bool:
-    return operation.type.startswith("StatelessRandom")
+def draws_noise(operation: tf.Operation) -> bool:
+    """Returns whether an operation draws noise from a seed, for which XLA has other numbers."""
+    return any(op.type.startswith("StatelessRandom") for op in all_operations([operation]))
 
 
 def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], tf.Tensor]) -> tf.Tensor:
