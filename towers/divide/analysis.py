@@ -14,7 +14,7 @@ from towers.divide.context import roots
 from towers.divide.facts import (
     EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Op, Value,
 )  # fmt: skip
-from towers.divide.flat import has_effects, new_op
+from towers.divide.flat import has_effects, is_noise, new_op
 from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
 
@@ -120,8 +120,8 @@ class Analysis:
         """Returns whether an integer of sizes may be rounded, compared or chosen."""
         if op.type in SHAPES:
             self._sizes[op] = not op.inputs[0].shape.is_fully_defined()
-        elif op.type.startswith("StatelessRandom"):
-            return False  # noise has a shape, but follows from more
+        elif is_noise(op.type):
+            return False  # it has a shape, but follows from more
         elif op.type == "Const" or op.inputs and all(v.op in self._sizes for v in op.inputs):
             changes = any(self._sizes[value.op] for value in op.inputs)
             self._sizes[op] = changes and not _is_known_entry(op)
@@ -228,7 +228,8 @@ class Analysis:
 
     def _is_size(self, look: Look) -> bool:
         """Returns whether a result follows from shapes and constants, and does not count rows."""
-        if not all(value.fact == SIZE for value in look.inputs):
+        # Noise is no size: made where it is read, it would be other noise where XLA compiles.
+        if is_noise(look.type) or not all(value.fact == SIZE for value in look.inputs):
             return False
         for i, value in enumerate(look.outputs):
             dims = look.out(i)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from towers.divide.context import reads
 from towers.divide.facts import Need, Op, Value
-from towers.divide.flat import CONDITIONS, LOOPS
+from towers.divide.flat import CONDITIONS, LOOPS, is_noise
 from towers.divide.repeatable import all_operations
 from towers.machine.tensorflow_internals import called_graphs
 
@@ -89,7 +89,7 @@ def noise_of(ops: Sequence[Op]) -> set[Op]:
 
 def draws_noise(operation: tf.Operation) -> bool:
     """Returns whether an operation draws noise from a seed, for which XLA has other numbers."""
-    return any(op.type.startswith("StatelessRandom") for op in all_operations([operation]))
+    return any(is_noise(op.type) for op in all_operations([operation]))
 
 
 def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], tf.Tensor]) -> tf.Tensor:

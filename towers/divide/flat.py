@@ -128,6 +128,11 @@ def _as_shapes(operation: tf.Operation, inputs: list[Value]) -> tuple[list[Op], 
     return ops, [op.outputs[0] for op in ops]
 
 
+def is_noise(kind: str) -> bool:
+    """Returns whether operations of a type compute noise from a seed, or what it begins with."""
+    return kind.startswith("Stateless") and kind not in (*LOOPS, *CONDITIONS, "StatelessCase")
+
+
 def has_effects(op: Op) -> bool:
     """Returns whether an operation must run even if no operation reads its results."""
     return _changes(op.source)
