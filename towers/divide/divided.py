@@ -22,12 +22,12 @@ from towers.divide.mirrored import MirroredMeeting, copied_variables
 from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import Phases, phases_of
-from towers.divide.pipeline import Pipeline, levels_of
+from towers.divide.pipeline import Pipeline, levels_of, stages_of
 from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
 from towers.divide.run import Run
-from towers.divide.stages import Stage, stages_of
+from towers.divide.stages import Stage
 
 _END = -2  # stands for the phase in which the results are read
 

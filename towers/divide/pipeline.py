@@ -1,4 +1,4 @@
-"""Cuts what towers compute between two meetings at the stages of the layers, into pieces.
+"""Cuts what towers compute between two meetings: at the stages of the layers, or behind noise.
 
     level:   0          1          2          3          4
     stage 0  forward                                     backward
@@ -13,6 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+from towers.divide.compiling import noise_of
 from towers.divide.context import reads
 from towers.divide.facts import SIZE, Op, Tensors, Value
 from towers.divide.phases import is_made_where_read
@@ -62,6 +63,21 @@ def levels_of(ops: Sequence[Op], num_stages: int) -> dict[Op, int]:
         for value, _ in reads(op):
             first_read[value.op] = min(levels[op], first_read.get(value.op, levels[op]))
     return levels
+
+
+def stages_of(ops: Sequence[Op], read_after: Collection[Value], only_loops: bool) -> list[Stage]:
+    """Returns what towers compute between two meetings: one stage, or its noise and the rest.
+
+    XLA draws other numbers than TensorFlow from one seed. Where nobody asked for XLA (`only_loops`),
+    the noise must be that of one device, so it is drawn before what XLA compiles.
+    """
+    stage = Stage(ops, read_after)
+    noise = noise_of(ops) if only_loops and stage.is_small_loop else set()
+    if not noise:
+        return [stage]
+    rest = [op for op in ops if op not in noise]
+    read = {value for op in rest for value, _ in reads(op)} | set(read_after)
+    return [Stage([op for op in ops if op in noise], read), Stage(rest, read_after)]
 
 
 class Pipeline:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import tensorflow as tf
 
-from towers.divide.compiling import compiles, indices_are_valid, is_worth_it, noise_of
+from towers.divide.compiling import compiles, indices_are_valid, is_worth_it
 from towers.divide.context import Context, Place, open_shape, reads
 from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Tensors, Value
 from towers.divide.run import Run
@@ -72,10 +72,7 @@ class Stage:
     def _results(self, run: Run, t: int, inputs: Tensors) -> Tensors:
         """Calls the function of a tower, given what it reads."""
         place, full = run.sent_places[t], run.compiled
-        if run.machine.only_loops:
-            compiles_here = self.is_small_loop
-        else:
-            compiles_here = self._compiles
+        compiles_here = self.is_small_loop if run.machine.only_loops else self._compiles
         if full is not None and compiles_here:
             return self._function(self._with_xla)(place, inputs, full[t])
         return self._function(self._plain)(place, inputs)
@@ -133,21 +130,6 @@ class Stage:
         is_part = [value.fact == PART and value.dtype != tf.variant for value in self._outputs]
         real = iter(_if_rows(place, [part for part, told in zip(results, is_part) if told]))
         return [next(real) if told else value for value, told in zip(results, is_part)]
-
-
-def stages_of(ops: Sequence[Op], read_after: Collection[Value], only_loops: bool) -> list[Stage]:
-    """Returns what towers compute between two meetings: one stage, or its noise and the rest.
-
-    XLA draws other numbers than TensorFlow from one seed. Where nobody asked for XLA (`only_loops`),
-    the noise must be that of one device, so it is drawn before what XLA compiles.
-    """
-    stage = Stage(ops, read_after)
-    noise = noise_of(ops) if only_loops and stage.is_small_loop else set()
-    if not noise:
-        return [stage]
-    rest = [op for op in ops if op not in noise]
-    read = {value for op in rest for value, _ in reads(op)} | set(read_after)
-    return [Stage([op for op in ops if op in noise], read), Stage(rest, read_after)]
 
 
 def _unpacked(place: tf.Tensor) -> Place:
