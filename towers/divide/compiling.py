@@ -73,7 +73,7 @@ def is_worth_it(ops: Sequence[Op], ends: Iterable[Value]) -> bool:
         if not value.fact.has_rows or value.fact.axis != axis
     ]  # fmt: skip
     loops = [op.source for op in ops if op.type in LOOPS]
-    return bool(loops) and not any(map(draws_noise, loops)) and None not in sizes
+    return bool(loops) and not any(map(draws_from_seed, loops)) and None not in sizes
 
 
 def noise_of(ops: Sequence[Op]) -> set[Op]:
@@ -81,13 +81,13 @@ def noise_of(ops: Sequence[Op]) -> set[Op]:
     noise: set[Op] = set()
     wanted: set[Value] = set()
     for op in reversed(ops):
-        if draws_noise(op.source) or not wanted.isdisjoint(op.outputs):
+        if draws_from_seed(op.source) or not wanted.isdisjoint(op.outputs):
             noise.add(op)
             wanted.update(value for value, _ in reads(op))
     return noise
 
 
-def draws_noise(operation: tf.Operation) -> bool:
+def draws_from_seed(operation: tf.Operation) -> bool:
     """Returns whether an operation draws noise from a seed, for which XLA has other numbers."""
     return any(is_noise(op.type) for op in all_operations([operation]))
 

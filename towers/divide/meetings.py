@@ -5,7 +5,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from towers.divide.compiling import draws_noise, is_known
+from towers.divide.compiling import draws_from_seed, is_known
 from towers.divide.context import Context, Place, roots
 from towers.divide.facts import SIZE, WHOLE, Need, Op, Value
 from towers.divide.phases import states_before
@@ -123,9 +123,9 @@ def _is_large(op: Op) -> bool:
 
 
 def _compiles(op: Op) -> bool:
-    """Returns whether XLA compiles an operation, once for all batches, to the same results."""
+    """Returns whether XLA compiles an operation, once for all batches. It would draw other noise."""
     inputs_known = all(map(_has_known_shape, (*op.inputs, *op.outputs)))
-    return inputs_known and is_known(op.source) and not draws_noise(op.source)
+    return inputs_known and is_known(op.source) and not draws_from_seed(op.source)
 
 
 def _has_known_shape(value: Value) -> bool:

@@ -68,8 +68,8 @@ def levels_of(ops: Sequence[Op], num_stages: int) -> dict[Op, int]:
 def stages_of(ops: Sequence[Op], read_after: Collection[Value], only_loops: bool) -> list[Stage]:
     """Returns what towers compute between two meetings: one stage, or its noise and the rest.
 
-    XLA draws other numbers than TensorFlow from one seed. Where nobody asked for XLA (`only_loops`),
-    the noise must be that of one device, so it is drawn before what XLA compiles.
+    XLA draws other numbers than TensorFlow from one seed. If nobody asked for XLA (`only_loops`),
+    TensorFlow therefore draws the noise, before what XLA compiles.
     """
     stage = Stage(ops, read_after)
     noise = noise_of(ops) if only_loops and stage.is_small_loop else set()
