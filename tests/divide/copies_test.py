@@ -270,12 +270,13 @@ def test_a_variable_that_an_optimizer_hides_is_read_on_the_first_device(strategy
     assert trained(steps[0]) == trained(steps[1])
 
 
-def make_parallel(strategy, model=None, count=4):
+def make_parallel(strategy, model=None, count=4, optimizer=None):
     keras.utils.set_random_seed(0)
     with tf.device("/cpu:0"):
         model = keras.Sequential(wide()) if model is None else model
     parallel = towers.make_parallel(model, count, strategy=strategy)
-    parallel.compile(keras.optimizers.Adam(0.1, use_ema=True), LOSS, metrics=["accuracy"])
+    optimizer = optimizer or keras.optimizers.Adam(0.1, use_ema=True)
+    parallel.compile(optimizer, LOSS, metrics=["accuracy"])
     return parallel
 
 
@@ -319,6 +320,36 @@ def test_a_fit_uses_the_values_that_callbacks_assign(callback, strategy, monkeyp
     assert len(set(warned)) == (callback is ShrinksEachStep)
     if warned:
         assert "ShrinksEachStep may assign" in warned[0] and "each of 1 devices" in warned[0]
+
+
+class Centered(L.SimpleRNNCell):
+    """Subtracts the mean over the rows, so that its loop runs once."""
+
+    def call(self, x, states, training=False):
+        output, _ = super().call(x, states)
+        output -= keras.ops.mean(output, 0, keepdims=True)
+        return output, [output]
+
+
+def centered():
+    return [keras.Input((6,)), L.Reshape((3, 2)), L.RNN(Centered(4)), wide()[2]]
+
+
+@pytest.mark.parametrize(
+    "layers, optimizer", [(centered, optimizers.SGD), (dense, ALL["Adadelta"])]
+)
+def test_devices_update_a_loop_that_ran_once_and_slots_that_are_read_again(
+    layers, optimizer, monkeypatch
+):
+    """The loop's gradient reads what several devices own. Adadelta reads a slot that it changed."""
+    monkeypatch.setenv(REHEARSAL, "1")
+    found = []
+    for strategy in ("parameter_server", *COPYING):
+        keras.utils.set_random_seed(0)
+        parallel = make_parallel(strategy, keras.Sequential(layers()), 2, optimizer(0.1))
+        parallel.train_on_batch(*batch(9))
+        found.append([bits_of(v) for v in (*parallel.variables, *parallel.optimizer.variables)])
+    assert all(bits == found[0] for bits in found)
 
 
 @pytest.mark.matrix

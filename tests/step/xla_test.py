@@ -13,6 +13,7 @@ from towers.divide import stages
 from towers.step import xla
 
 L = keras.layers
+LARGE = 4096  # XLA compiles the update of so many elements
 
 
 def recurrent(*layers, steps=5):
@@ -134,6 +135,25 @@ def test_xla_does_not_depend_on_whether_a_model_is_compiled_before_make_parallel
                 each.fit(x, y, verbose=0)
     auto = xla.FIXED_SHAPES
     assert made == [auto, auto, auto, auto, True, True, False, False]
+
+
+@pytest.mark.parametrize("is_told, is_kept", [("auto", False), (False, True)])
+def test_only_without_xla_an_update_keeps_a_nan(is_told, is_kept):
+    """XLA's maximum of a number and NaN is the number, TensorFlow's is NaN."""
+    x, y = np.full((4, 2), np.nan, "float32"), np.zeros((4, LARGE), "float32")
+    optimizers = []
+    for parallel in (False, True):
+        model = keras.Sequential([keras.Input((2,)), L.Dense(LARGE)])
+        optimizers.append(keras.optimizers.Adam(amsgrad=True))
+        if parallel:
+            model = towers.make_parallel(model, 2)
+            model.compile(optimizers[-1], "mse", jit_compile=is_told)
+            model.train_on_batch(x, y)
+        else:
+            towers.TowerStep(model, optimizers[-1], "mse", jit_compile=is_told, num_towers=2)(x, y)
+    for optimizer in optimizers:
+        found = [v.numpy() for v in optimizer.variables if v.path.endswith("kernel_velocity_hat")]
+        assert np.isnan(found).all() == is_kept
 
 
 def test_loops_have_the_same_bits_on_any_devices_and_the_results_of_keras():

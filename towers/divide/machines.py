@@ -32,6 +32,7 @@ class Machine:
     batch_norm: an argument of `TowerStep`.
     full_batch: tells which towers XLA compiles, given T numbers of rows; None: none.
     only_loops: whether XLA compiles only loops over sequences of one length.
+    compiles_update: whether XLA compiles the update of large parameters.
     copies: the parameters' copies on the devices.
     stages: the stages of the layers, each on another device of a tower's group; None: one stage.
     """
@@ -43,6 +44,7 @@ class Machine:
     batch_norm: str = "synchronized"
     full_batch: FullShards | None = None
     only_loops: bool = False
+    compiles_update: bool = True
     copies: Copies | NoCopies = field(default_factory=NoCopies)
     stages: Stages | None = None
 

@@ -31,14 +31,17 @@ class Program:
         self._states = [value for value in inputs if value.dtype == tf.resource]
         self.inputs = [value for value in inputs if value.dtype != tf.resource]
 
-    def call(self, context: Context, device: str, tree: Callable[[Value], Tree]) -> None:
+    def call(
+        self, context: Context, device: str, tree: Callable[[Value], Tree], compiles: bool
+    ) -> None:
         """Computes the values and the effects in a context, on its device.
 
-        tree: gives what remains of the additions of a value; without any, [the value].
+        tree: gives what remains of a value's additions, or [the value]. compiles: by XLA, or not.
         """
         states = {value: context.read(value, WHOLE) for value in self._states}
-        if any(short_name(state.device) != short_name(device) for state in states.values()):
-            context.run(self.ops)  # XLA compiles for one device
+        is_here = all(short_name(v.device) == short_name(device) for v in states.values())
+        if not (compiles and is_here):  # XLA compiles for one device
+            context.run(self.ops)
             return
 
         def update(place: Place, trees: list[Tree]) -> list[tf.Tensor]:
@@ -85,7 +88,8 @@ class Meeting:
         with tf.device(run.machine.home):
             run.add_up(self.read)
             run.whole.run(self.before)
-            self.program.call(run.whole, run.machine.home, run.additions)
+            compiles = run.machine.compiles_update
+            self.program.call(run.whole, run.machine.home, run.additions, compiles)
             run.whole.run(self.after)
 
 
@@ -98,17 +102,15 @@ def divided_for_xla(ops: Sequence[Op]) -> Parts:
     place: dict[Op, list[Op]] = {}
     for op in ops:
         awaited = [place.get(o) for o in (*before_of[op], *(value.op for value in op.inputs))]
-        # An operation that waits for one after the program comes after the program, too.
+        is_behind = any(found is program for found in awaited)
+        # An operation that waits for one after the program comes after the program, too. XLA
+        # compiles what is large, and what reads its results: compiling takes time.
         if any(found is after for found in awaited):
             place[op] = after
+        elif (is_behind or _is_large(op)) and _compiles(op):
+            place[op] = program
         else:
-            # XLA compiles what is large, and what reads its results. Small operations before it
-            # take less time than their part of a compilation.
-            is_behind = any(found is program for found in awaited)
-            if (is_behind or _is_large(op)) and _compiles(op):
-                place[op] = program
-            else:
-                place[op] = after if is_behind else before
+            place[op] = after if is_behind else before
         place[op].append(op)
     # Without an update, the program would only copy large values in and out.
     is_update = any(op.type in ASSIGNMENTS for op in program)

@@ -15,7 +15,7 @@ from towers.divide.context import Context
 from towers.divide.copies import Copies
 from towers.divide.device_sums import sums_everywhere, sums_on
 from towers.divide.facts import PART, WHOLE, Need, Op, Value
-from towers.divide.flat import CONDITIONS, flatten
+from towers.divide.flat import CONDITIONS, flatten, has_effects
 from towers.divide.meetings import ASSIGNMENTS, Meeting, Parts, Program
 from towers.divide.repeatable import all_operations
 from towers.divide.run import Run
@@ -31,7 +31,7 @@ def _states(op: Op) -> list[Value]:
 
 
 def _assigns(op: Op) -> bool:
-    return bool(_states(op)) and op.type not in _READS
+    return bool(_states(op)) and has_effects(op)
 
 
 def _runs_anywhere(op: Op) -> bool:
@@ -170,8 +170,8 @@ class _Piece:
         self.program = Program(program, {v for op in self.after for v in op.inputs})
         self.ops = [*self.before, *program, *self.after]
         own = {value for op in self.ops for value in op.outputs}
-        outside = dict.fromkeys(v for op in self.ops for v in op.inputs if v not in own)
-        self.sums = [value for value in outside if value.fact == PART]
+        self.received = dict.fromkeys(v for op in self.ops for v in op.inputs if v not in own)
+        self.sums = [value for value in self.received if value.fact == PART]
 
 
 class MirroredMeeting:
@@ -214,9 +214,10 @@ class MirroredMeeting:
             self._pieces[k] = _Piece(parts, owned, has_scalars)
 
     def _kept(self, read_after: Collection[Value]) -> set[Op]:
-        """Returns what the first device runs beside the pieces: all that they do not assign."""
+        """Returns what the first device runs: what no piece does, and what others receive."""
         of_pieces = {op for piece in self._pieces.values() for op in piece.ops}
-        kept, read = set(), set(read_after)
+        received = {value for piece in self._pieces.values() for value in piece.received}
+        kept, read = set(), received | set(read_after)
         for op in reversed(self._whole.ops):
             if op not in of_pieces or not _assigns(op) and not read.isdisjoint(op.outputs):
                 kept.add(op)
@@ -246,9 +247,10 @@ class MirroredMeeting:
             context = contexts[k]
             with tf.device(devices[k]):
                 context.run(piece.before)
-                piece.program.call(context, devices[k], functools.partial(_as_tree, context))
+                tree = functools.partial(_as_tree, context)
+                piece.program.call(context, devices[k], tree, run.machine.compiles_update)
         with tf.device(home):
-            first.program.call(run.whole, home, run.additions)
+            first.program.call(run.whole, home, run.additions, run.machine.compiles_update)
             run.whole.run(first.after)
         for k, piece in self._pieces.items():
             with tf.device(devices[k]):

@@ -4,7 +4,7 @@
               tower 1: 0.1 * part ---+--- update             tower 1: part ---+--- 0.1 * sum, update
 
 One product replaces a product in each tower. Keras' optimizers multiply by the learning rate.
-Copies move with the products.
+Copies and changes of sign move with the products.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ FACTORS = ("Mul", "RealDiv", "Div", "DivNoNan")
 
 
 def multiply_sums(ops: Sequence[Op]) -> None:
-    """Lets products and copies of parts that no tower reads run once, on the sum of the parts.
+    """Lets products of parts that no tower reads run once, on the sum of the parts; also copies.
 
     ops: in an order that they can run in, with their places decided.
     """
@@ -26,7 +26,7 @@ def multiply_sums(ops: Sequence[Op]) -> None:
         is_sum = set(op.in_towers.facts) <= {PART, ONCE}
         is_known = {value.fact for value in op.inputs} <= {PART, ONCE, SIZE}  # in all towers alike
         # A product is moved only if every tower multiplies by the same whole value.
-        is_moved = op.type in (*FACTORS, "Identity") and is_sum and is_known
+        is_moved = op.type in (*FACTORS, "Identity", "Neg") and is_sum and is_known
         if is_moved and read_in_towers.isdisjoint(op.outputs):
             op.in_towers = None
             for value in op.outputs:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import keras
@@ -31,7 +32,7 @@ from towers.step.raw_variables import RawVariable
 from towers.step.sharding import BatchValues, Placed, rows_of_towers
 from towers.step.state import variables_device
 from towers.step.structures import Structure, any_rows, as_tensor, map_tensors
-from towers.step.xla import FullBatch, uses_xla
+from towers.step.xla import FullBatch, refuses_xla, uses_xla
 from towers.workers.watch import watched
 from towers.workers.workers import Workers, join_workers
 
@@ -142,6 +143,8 @@ class TowerStep:
             model, self.optimizer, self.devices, exchange, placement,
             policy_of(self.devices) if policy is None else policy, self.parameter_device,
         )  # fmt: skip
+        compiles_update = not refuses_xla(model, jit_compile)
+        self.machine = replace(self.machine, compiles_update=compiles_update)
         self.policy = self.machine.policy
         self.tower_devices, self.stages = self.machine.devices, self.machine.stages
         self.strategy = self.machine.copies

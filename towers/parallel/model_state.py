@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import keras
 import tensorflow as tf
@@ -22,7 +22,7 @@ from towers.step.exchange import make_exchange
 from towers.step.metrics import call_compute_loss, overrides
 from towers.step.placement import Placement
 from towers.step.structures import Structure
-from towers.step.xla import FullBatch, uses_xla
+from towers.step.xla import FullBatch, refuses_xla, uses_xla
 from towers.workers.workers import Workers, join_workers
 
 STATE = "parallel towers"  # an attribute of the model; its space avoids clashes with users' names
@@ -165,13 +165,14 @@ def _machine(model: keras.Model, name: str) -> Machine:
     if name == "train" and model.built and optimizer is not None and not optimizer.built:
         with tf.device(state_lib.variables_device(model)):  # else the step is traced twice
             optimizer.build(model.trainable_variables)
-    machine = _shared_machine(model)
-    if overrides(model, f"{name}_step"):
-        return machine
     if model.compiled:
         jit_compile = towers.jit_compile
     else:
         jit_compile = bool(model.jit_compile)
+    compiles_update = not refuses_xla(model, jit_compile)
+    machine = replace(_shared_machine(model), compiles_update=compiles_update)
+    if overrides(model, f"{name}_step"):
+        return machine
     has_stages = machine.stages is not None
     how = uses_xla(model, towers.devices, jit_compile, has_stages=has_stages)
     return machine.compiling(how, towers.full_batch, name)

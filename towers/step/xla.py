@@ -51,6 +51,13 @@ _BESIDE_LOOPS = (
 )
 
 
+def refuses_xla(model: keras.Model, jit_compile: bool | str) -> bool:
+    """Returns whether the user has turned XLA off, given arguments of `uses_xla`."""
+    if jit_compile != COMPILED:
+        return not jit_compile
+    return model.compiled and not model.jit_compile and auto_jit_compile(model)
+
+
 def uses_xla(
     model: keras.Model, devices: Sequence[str], jit_compile: bool | str,
     *, has_stages: bool = False, twin: keras.Model | None = None,
