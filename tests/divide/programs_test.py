@@ -147,14 +147,15 @@ def of_layers(names):
     return build
 
 
-def trained(build, data, num_towers, num_devices=3):
+def trained(build, data, num_towers, num_devices=3, jit_compile=False):
     """Everything that fit, evaluate and predict make; None: by Keras on one device."""
     keras.utils.set_random_seed(5)
     model = build()
     if num_towers:
         num_devices = min(num_towers, num_devices)
         model = towers.make_parallel(model, num_devices, num_towers=num_towers)
-        towers_of(model).jit_compile = False  # xla_test has what XLA compiles, which takes long
+        # xla_test has what XLA compiles, which takes long.
+        towers_of(model).jit_compile = jit_compile
     found = []
     for n in ROWS:
         x, y, weight = map_tensors(as_tensor, data(n))
@@ -165,10 +166,10 @@ def trained(build, data, num_towers, num_devices=3):
     return [np.asarray(value) for value in found], model
 
 
-def assert_alike(build, data, num_towers=3):
+def assert_alike(build, data, num_towers=3, **options):
     """Trains by Keras and divided; returns the parallel model."""
     expected, _ = trained(build, data, None)
-    found, model = trained(build, data, num_towers)
+    found, model = trained(build, data, num_towers, **options)
     for ours, theirs in zip(found, expected, strict=True):
         np.testing.assert_allclose(ours, theirs, 1e-10, 1e-12)
     return model
@@ -218,7 +219,7 @@ def test_noise_of_an_update_that_xla_compiles_is_that_of_one_device():
         model.compile(Langevin(0.1), "sparse_categorical_crossentropy")
         return model
 
-    assert_alike(build, classes)
+    assert_alike(build, classes, jit_compile="auto")
 
 
 @fast
