@@ -17,6 +17,7 @@ from tests.step.small_step import dense
 from towers.machine.choices import STRATEGIES
 from towers.machine.devices import CPU, GPU, REHEARSAL
 from towers.resume.snapshot import assign_arrays, copy_arrays, variables_of
+from towers.step import exchange
 
 L, optimizers = keras.layers, keras.optimizers
 LOSS = "sparse_categorical_crossentropy"
@@ -331,25 +332,58 @@ class Centered(L.SimpleRNNCell):
         return output, [output]
 
 
+class Averages(keras.Sequential):
+    """Keeps a moving average of its first kernel, which is read after the update."""
+
+    def __init__(self, layers):
+        super().__init__(layers)
+        self.average = keras.Variable(self.trainable_variables[0], trainable=False)
+
+    def train_step(self, data):
+        logs = super().train_step(data)
+        self.average.assign(0.9 * self.average + 0.1 * self.trainable_variables[0])
+        return logs
+
+
 def centered():
     return [keras.Input((6,)), L.Reshape((3, 2)), L.RNN(Centered(4)), wide()[2]]
 
 
+def spectral():
+    return [keras.Input((6,)), L.SpectralNormalization(L.Dense(8)), wide()[2]]
+
+
 @pytest.mark.parametrize(
-    "layers, optimizer", [(centered, optimizers.SGD), (dense, ALL["Adadelta"])]
+    "make, layers, optimizer",
+    [
+        (keras.Sequential, centered, optimizers.SGD),
+        (keras.Sequential, spectral, optimizers.SGD),
+        (Averages, dense, ALL["Adadelta"]),
+    ],
+    ids=["loop that runs once", "kernel assigned by a layer", "average"],
 )
-def test_devices_update_a_loop_that_ran_once_and_slots_that_are_read_again(
-    layers, optimizer, monkeypatch
+def test_what_several_devices_update_may_be_read_in_the_same_step(
+    make, layers, optimizer, monkeypatch
 ):
-    """The loop's gradient reads what several devices own. Adadelta reads a slot that it changed."""
+    """Also Adadelta's slots, which its update changes and then reads."""
     monkeypatch.setenv(REHEARSAL, "1")
     found = []
     for strategy in ("parameter_server", *COPYING):
         keras.utils.set_random_seed(0)
-        parallel = make_parallel(strategy, keras.Sequential(layers()), 2, optimizer(0.1))
-        parallel.train_on_batch(*batch(9))
+        parallel = make_parallel(strategy, make(layers()), 2, optimizer(0.1))
+        for count in (9, 3):
+            parallel.train_on_batch(*batch(count))
         found.append([bits_of(v) for v in (*parallel.variables, *parallel.optimizer.variables)])
     assert all(bits == found[0] for bits in found)
+
+
+def test_several_workers_refuse_a_step_that_reads_what_another_device_updates(monkeypatch):
+    """They would meet more often than a worker with one device."""
+    monkeypatch.setenv(REHEARSAL, "1")
+    monkeypatch.setattr(exchange.LocalExchange, "is_alone", False)
+    parallel = make_parallel("sharded", Averages(dense()), 2)
+    with pytest.raises(ValueError, match="reads what another device updates.* or one worker"):
+        parallel.train_on_batch(*batch(9))
 
 
 @pytest.mark.matrix

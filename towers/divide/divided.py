@@ -18,7 +18,7 @@ from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
 from towers.divide.flat import flatten, has_effects, live, merged, new_op
 from towers.divide.machines import Machine
 from towers.divide.meetings import Meeting, divided_for_xla
-from towers.divide.mirrored import MirroredMeeting, copied_variables
+from towers.divide.mirrored import MirroredMeeting, copied_variables, mirrored_meetings
 from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import Phases, phases_of
@@ -75,7 +75,7 @@ class Divided:
             made = [value for op in ops for value in op.outputs]
             read_after = {value for value in made if read_in[value] - {phase}}
             if phase % 2:
-                self._phases.append(meet(ops, read_after))
+                self._phases += meet(ops, read_after)
             elif stages is None:
                 self._phases += stages_of(ops, read_after, machine.only_loops)
             else:
@@ -99,11 +99,11 @@ class Divided:
 
     def _meetings(
         self, meetings: Sequence[Sequence[Op]]
-    ) -> Callable[..., Meeting | MirroredMeeting]:
-        """Returns what makes a meeting: on several devices, if they have copies of variables."""
+    ) -> Callable[..., list[Meeting] | list[MirroredMeeting]]:
+        """Returns what makes meetings: on several devices, if they have copies of variables."""
         copies, self._are_lost = self._machine.copies, False
         if isinstance(copies, NoCopies):
-            return Meeting.of
+            return lambda ops, read_after: [Meeting.of(ops, read_after)]
         # XLA compiles an update for one device, so all variables of the program are copied or none.
         programs = {op for ops in meetings for op in divided_for_xla(ops)[1]}
         copied = copied_variables(copies, meetings, programs, self.variables)
@@ -115,7 +115,7 @@ class Divided:
             for value, variable in self.variables.items()
             if any(value in op.inputs and has_effects(op) for ops in meetings for op in ops)
         )
-        return functools.partial(MirroredMeeting, copies=copies, copied=copied)
+        return functools.partial(mirrored_meetings, copies, copied, self._machine.exchange.is_alone)
 
     def _analyse(self) -> None:
         """Decides what runs in towers. Lists that turn out to be needed whole then run once."""

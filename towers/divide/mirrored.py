@@ -17,6 +17,7 @@ from towers.divide.device_sums import sums_everywhere, sums_on
 from towers.divide.facts import PART, WHOLE, Need, Op, Value
 from towers.divide.flat import CONDITIONS, flatten, has_effects
 from towers.divide.meetings import ASSIGNMENTS, Meeting, Parts, Program
+from towers.divide.phases import states_before
 from towers.divide.repeatable import all_operations
 from towers.divide.run import Run
 from towers.machine.tensorflow_internals import called_graphs
@@ -183,6 +184,7 @@ class MirroredMeeting:
     ) -> None:  # fmt: skip
         """copied: the variables with copies, by the values of their handles."""
         self._copies, self._copied = copies, copied
+        self.late: Op | None = None  # reads what another device updates, which it sends later
         self._whole = self._first = Meeting.of(ops, read_after)  # all; what the first device runs
         parts = self._whole.before, self._whole.program.ops, self._whole.after
         self._pieces: dict[int, _Piece] = {}  # by the index of a device
@@ -195,11 +197,7 @@ class MirroredMeeting:
             return
         if self._reads_too_early(read_after):
             self._make_pieces(parts, has_scalars=True)
-            if late := self._reads_too_early(read_after):
-                raise ValueError(
-                    f"strategy=sharded: {late.source.name} reads what another device updates. Use "
-                    "strategy=mirrored."
-                )
+            self.late = self._reads_too_early(read_after)
         kept = self._kept(read_after)
         read = {value for op in kept for value in op.inputs} | set(read_after)
         before, program, after = ([op for op in part if op in kept] for part in parts)
@@ -317,6 +315,36 @@ class MirroredMeeting:
                 with tf.device(device):
                     values[device] = copy.read_value()
             run.receive(op.outputs[0], values)
+
+
+def mirrored_meetings(
+    copies: Copies, copied: Mapping[Value, tf.Variable], is_alone: bool,
+    ops: Sequence[Op], read_after: Collection[Value],
+) -> list[MirroredMeeting]:  # fmt: skip
+    """Returns a meeting, or several if operations read parameters that other devices have updated.
+
+    An average of the weights does. Parameters are sent at the end of a meeting, so it is another
+    meeting. ops, read_after, copies, copied: see `MirroredMeeting`. is_alone: whether there is one
+    worker.
+
+    Raises ValueError if several workers would make them, which must meet alike on any devices.
+    """
+    meeting = MirroredMeeting(ops, read_after, copies, copied)
+    if meeting.late is None:
+        return [meeting]
+    if not is_alone:
+        raise ValueError(
+            f"strategy=sharded: {meeting.late.source.name} reads what another device updates. Use "
+            "strategy=mirrored, or one worker."
+        )
+    before, later = states_before(ops), {meeting.late}
+    for op in ops:
+        if not later.isdisjoint([*before[op], *(value.op for value in op.inputs)]):
+            later.add(op)
+    groups = [op for op in ops if op not in later], [op for op in ops if op in later]
+    read = {value for op in later for value in op.inputs} | set(read_after)
+    parts = functools.partial(mirrored_meetings, copies, copied, is_alone)
+    return [*parts(groups[0], read), *parts(groups[1], read_after)]
 
 
 def _as_tree(context: Context, value: Value) -> Tree:

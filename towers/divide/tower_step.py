@@ -71,7 +71,8 @@ class TowerStep:
         jit_compile: whether XLA compiles what towers compute between two meetings. "auto"
             follows `model.jit_compile`, and compiles small recurrent layers on machines without
             GPUs. "compiled" only follows `model.jit_compile`. It equals "auto" for a model that
-            is not compiled, or whose value is the one that Keras chooses for "auto".
+            is not compiled, or whose value is the one that Keras chooses for "auto". False
+            also keeps XLA from the update.
         batch_size: the number of examples in a full batch. XLA compiles only the towers of full
             batches. Default: each batch is a full one.
         strategy: "parameter_server" keeps the parameters on one device, and "mirrored" keeps a
