@@ -137,8 +137,8 @@ def test_xla_does_not_depend_on_whether_a_model_is_compiled_before_make_parallel
     assert made == [auto, auto, auto, auto, True, True, False, False]
 
 
-@pytest.mark.parametrize("is_told, is_kept", [("auto", False), (False, True)])
-def test_only_without_xla_an_update_keeps_a_nan(is_told, is_kept):
+@pytest.mark.parametrize("jit_compile, is_kept", [("auto", False), (False, True)])
+def test_only_without_xla_an_update_keeps_a_nan(jit_compile, is_kept):
     """XLA's maximum of a number and NaN is the number, TensorFlow's is NaN."""
     x, y = np.full((4, 2), np.nan, "float32"), np.zeros((4, LARGE), "float32")
     optimizers = []
@@ -147,10 +147,13 @@ def test_only_without_xla_an_update_keeps_a_nan(is_told, is_kept):
         optimizers.append(keras.optimizers.Adam(amsgrad=True))
         if parallel:
             model = towers.make_parallel(model, 2)
-            model.compile(optimizers[-1], "mse", jit_compile=is_told)
+            model.compile(optimizers[-1], "mse", jit_compile=jit_compile)
             model.train_on_batch(x, y)
         else:
-            towers.TowerStep(model, optimizers[-1], "mse", jit_compile=is_told, num_towers=2)(x, y)
+            step = towers.TowerStep(
+                model, optimizers[-1], "mse", jit_compile=jit_compile, num_towers=2
+            )
+            step(x, y)
     for optimizer in optimizers:
         found = [v.numpy() for v in optimizer.variables if v.path.endswith("kernel_velocity_hat")]
         assert np.isnan(found).all() == is_kept

@@ -212,7 +212,7 @@ class MirroredMeeting:
             self._pieces[k] = _Piece(parts, owned, has_scalars)
 
     def _kept(self, read_after: Collection[Value]) -> set[Op]:
-        """Returns what the first device runs: what no piece does, and what others receive."""
+        """Returns the operations that no piece runs, and those whose results others read."""
         of_pieces = {op for piece in self._pieces.values() for op in piece.ops}
         received = {value for piece in self._pieces.values() for value in piece.received}
         kept, read = set(), received | set(read_after)
@@ -324,8 +324,7 @@ def mirrored_meetings(
     """Returns a meeting, or several if operations read parameters that other devices have updated.
 
     An average of the weights does. Parameters are sent at the end of a meeting, so it is another
-    meeting. ops, read_after, copies, copied: see `MirroredMeeting`. is_alone: whether there is one
-    worker.
+    meeting. is_alone: whether there is one worker. The others are arguments of `MirroredMeeting`.
 
     Raises ValueError if several workers would make them, which must meet alike on any devices.
     """
@@ -343,8 +342,8 @@ def mirrored_meetings(
             later.add(op)
     groups = [op for op in ops if op not in later], [op for op in ops if op in later]
     read = {value for op in later for value in op.inputs} | set(read_after)
-    parts = functools.partial(mirrored_meetings, copies, copied, is_alone)
-    return [*parts(groups[0], read), *parts(groups[1], read_after)]
+    meetings_of = functools.partial(mirrored_meetings, copies, copied, is_alone)
+    return [*meetings_of(groups[0], read), *meetings_of(groups[1], read_after)]
 
 
 def _as_tree(context: Context, value: Value) -> Tree:
