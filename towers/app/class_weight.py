@@ -20,14 +20,17 @@ def as_text(value: str | Mapping[int, float] | None) -> str | None:
     return ",".join(f"{label}:{t if float(t) == w else repr(w)}" for label, w, t in texts)
 
 
+def _pairs(value: str | Mapping[int, float]) -> list[tuple[int, float]]:
+    if isinstance(value, str):
+        parts = [part.split(":") for part in value.split(",")]
+        return [(int(label), float(weight)) for label, weight in parts]
+    return [(index(label), float(weight)) for label, weight in value.items()]
+
+
 def weights_of(value: str | Mapping[int, float]) -> dict[int, float]:
     """Returns {0: 1.0, 1: 5.0} for "0:1,1:5" or for such a mapping."""
     try:
-        if isinstance(value, str):
-            parts = [part.split(":") for part in value.split(",")]
-            pairs = [(int(label), float(weight)) for label, weight in parts]
-        else:
-            pairs = [(index(label), float(weight)) for label, weight in value.items()]
+        pairs = _pairs(value)
         is_valid = len(dict(pairs)) == len(pairs) > 0 and all(
             0 <= label <= _LARGEST_CLASS and 0 <= weight < math.inf for label, weight in pairs
         )

@@ -15,7 +15,7 @@ from towers.divide.facts import (
     EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Op, Value,
 )  # fmt: skip
 from towers.divide.flat import has_effects, is_noise, new_op
-from towers.divide.probes import Probes, is_fixed, is_rows, rows_each
+from towers.divide.probes import Dim, Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
 
 # These make rows of a value that has none, if their shape argument counts rows.
@@ -231,14 +231,16 @@ class Analysis:
         # Noise is no size: made where it is read, it would be other noise where XLA compiles.
         if is_noise(look.type) or not all(value.fact == SIZE for value in look.inputs):
             return False
-        for i, value in enumerate(look.outputs):
-            dims = look.out(i)
-            if dims is None:  # such as the axes that a gradient is summed over
-                found = self.probes.values(value)
-                dims = None if found is None else list(zip(*(v.shape for v in found)))
-            if dims is None or not all(map(is_fixed, dims)):
-                return False
-        return True
+        known = list(map(self._dims, look.outputs))
+        return all(sizes is not None and all(map(is_fixed, sizes)) for sizes in known)
+
+    def _dims(self, value: Value) -> list[Dim] | None:
+        """Returns the sizes of a value at the probes, or of the integers that it is there."""
+        sizes = self.probes.dims(value)
+        found = self.probes.values(value) if sizes is None else None
+        if found is not None:  # such as the axes that a gradient is summed over
+            sizes = list(zip(*(v.shape for v in found)))
+        return sizes
 
     def _may_count_rows(self, value: Value) -> bool:
         """Returns whether a size is not the same for all numbers of rows."""

@@ -99,14 +99,19 @@ def indices_are_valid(ops: Sequence[Op], read: Callable[[Value, Need], tf.Tensor
     """
     checks = [tf.constant(True)]
     for op in ops:
-        size, needs = None, dict(op.in_towers.needs) if op.in_towers is not None else {}
-        if op.type == "SparseSoftmaxCrossEntropyWithLogits":
-            logits = op.inputs[0]  # TensorFlow joins all axes but the last one
-            size = (logits.op.inputs[0] if logits.op.type == "Reshape" else logits).shape[-1]
-        elif op.type == "GatherV2":
-            axis = tf.get_static_value(op.source.inputs[2])
-            size = None if axis is None else op.inputs[0].shape[int(axis)]
+        size, needs = _range_of_indices(op), dict(op.in_towers.needs if op.in_towers else ())
         if size is not None and op.inputs[1] in needs:
             index = read(op.inputs[1], needs[op.inputs[1]])
             checks.append(tf.reduce_all((index >= 0) & (index < tf.cast(size, index.dtype))))
     return tf.reduce_all(tf.stack(checks))
+
+
+def _range_of_indices(op: Op) -> int | None:
+    """Returns the number that each index in an operation's second input must be below, if any."""
+    if op.type == "SparseSoftmaxCrossEntropyWithLogits":
+        logits = op.inputs[0]  # TensorFlow joins all axes but the last one
+        return (logits.op.inputs[0] if logits.op.type == "Reshape" else logits).shape[-1]  # type: ignore[no-any-return]
+    axis = tf.get_static_value(op.source.inputs[2]) if op.type == "GatherV2" else None
+    if axis is None:
+        return None
+    return op.inputs[0].shape[int(axis)]  # type: ignore[no-any-return]

@@ -84,17 +84,21 @@ class Context:
     def run(self, ops: Iterable[Op]) -> None:
         """Emits operations in a tower, with those on whole values, such as a loop's counter."""
         for op in ops:
+            if op.is_made_where_read:
+                continue
             if op.in_towers is None:
                 outputs = self._emit_once(self, op)
-            elif op.in_towers.facts[0] == SIZE and not op.in_towers.needs:
-                continue  # made where it is read
             else:
                 given = [self.read(value, need) for value, need in op.in_towers.needs]
                 outputs = list((op.in_towers.emit or Context.copy)(self, op, given))
-            for value, tensor in zip(op.outputs, outputs, strict=True):
-                if tensor is not None and value.dtype != tf.variant:
-                    tensor.set_shape(open_shape(value))  # a copy may know less than the trace
-            self.values.update(zip(op.outputs, outputs, strict=True))
+            self._keep(op, outputs)
+
+    def _keep(self, op: Op, outputs: Sequence[tf.Tensor | None]) -> None:
+        """Keeps what an operation has made."""
+        for value, tensor in zip(op.outputs, outputs, strict=True):
+            if tensor is not None and value.dtype != tf.variant:
+                tensor.set_shape(open_shape(value))  # a copy may know less than the trace
+        self.values.update(zip(op.outputs, outputs, strict=True))
 
     def once(self, op: Op) -> Tensors:
         """Emits an operation on whole values."""
@@ -134,7 +138,7 @@ class Context:
             return self._by_formula(value, is_own=False)
         if value in self.values and value.fact in (ONCE, SIZE):
             return self.values[value]
-        if value.fact == SIZE and is_made_anywhere(value):
+        if value.fact == SIZE and value.op.is_made_where_read:
             self._emit_size(value.op)
             return self.values[value]
         return self._find(value, OWN if value.fact == SIZE else WHOLE)
@@ -233,16 +237,18 @@ def reads(op: Op) -> list[tuple[Value, Need]]:
     pairs = []
     for value, need in whole if op.in_towers is None else op.in_towers.needs:
         if value.fact == SIZE:
-            pairs += [(root, OWN) for root in roots(value)]
+            pairs += [(root, OWN) for root in sources(value)]
         else:
             need = without_change(value, need)
             pairs.append((value, WHOLE if need == AS_PART else need))
     return pairs
 
 
-def is_made_anywhere(size: Value) -> bool:
-    """Returns whether a size can be made where it is read. One that a list has held cannot."""
-    return size.op.in_towers is not None and not size.op.in_towers.needs
+def sources(value: Value) -> list[Value]:
+    """Returns what is read for a value: itself, or the tensors that a size follows from."""
+    if value.fact == SIZE:
+        return roots(value)
+    return [value]
 
 
 def roots(size: Value) -> list[Value]:
@@ -254,8 +260,8 @@ def roots(size: Value) -> list[Value]:
         if value in seen:
             continue
         seen.add(value)
-        if value.fact == SIZE and not is_made_anywhere(value):
-            tensors.append(value)
+        if value.fact == SIZE and not value.op.is_made_where_read:
+            tensors.append(value)  # a list has held it
         # Only a size that changes by the batch must be read from the tensor; N is known.
         elif value.fact != SIZE:
             open_axes = {a for a, n in enumerate(value.shape) if n is None} - {value.fact.axis}

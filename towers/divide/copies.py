@@ -14,7 +14,7 @@ The first device has the model's own variables. Files, callbacks and metrics use
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
@@ -131,6 +131,11 @@ class NoCopies:
     def trust(self, is_trusted: bool) -> None:
         """Does nothing: without copies, code between steps may assign to parameters."""
 
+    def refresh_if_stale(self) -> None:
+        """Does nothing, like `mark_stale`."""
+
+    mark_stale = refresh_if_stale
+
 
 def copies_of(
     placement: Placement, optimizer: keras.optimizers.Optimizer,
@@ -150,20 +155,25 @@ def copies_of(
             "where they are, and no copies are made.",
         )
     elif strategy.has_copies:
-        # The model's own variables, which files and callbacks read, are the first device's copy.
-        elsewhere = [v for v in parameters if short_name(v.value.device) != places[0]]
-        if elsewhere:
-            at = short_name(elsewhere[0].value.device)
-            raise ValueError(
-                f"strategy={placement.strategy}: {elsewhere[0].path} is on {at}, and the model's "
-                f"own variables are the copy of the first device, {places[0]}. Make the model "
-                f"under tf.device({places[0]!r}), or use strategy=parameter_server."
-            )
+        _check_home(parameters, places[0], placement.strategy)
         if len(places) > 1:
             has_owners = strategy.has_owners
             return Copies(optimizer, parameters, places, policy, is_sharded=has_owners)
     move_slots(optimizer, parameters, [short_name(v.value.device) for v in parameters])
     return NoCopies()
+
+
+def _check_home(parameters: Sequence[keras.Variable], first: str, strategy: str) -> None:
+    """Raises ValueError if a parameter is not on the first device."""
+    # The model's own variables, which files and callbacks read, are the first device's copy.
+    for variable in parameters:
+        device = short_name(variable.value.device)
+        if device != first:
+            raise ValueError(
+                f"strategy={strategy}: {variable.path} is on {device}, and the model's own "
+                f"variables are the copy of the first device, {first}. Make the model under "
+                f"tf.device({first!r}), or use strategy=parameter_server."
+            )
 
 
 def balanced_owners(parameters: Sequence[keras.Variable], count: int) -> list[int]:
@@ -188,9 +198,7 @@ def move_slots(
     by_name = {v.path.replace("/", "_"): d for v, d in zip(parameters, devices, strict=True)}
     slots = []
     for slot in optimizer.variables:
-        parts = slot.name.split("_")
-        names = ("_".join(parts[:i]) for i in range(len(parts), 0, -1))
-        device = next((by_name[name] for name in names if name in by_name), None)
+        device = _device_of(slot.name, by_name)
         if device is None:
             continue
         old = stored_value(slot)
@@ -203,6 +211,13 @@ def move_slots(
             tf.raw_ops.AssignVariableOp(resource=old.handle, value=tf.zeros([0], old.dtype))
         slots.append(stored_value(slot))
     return slots
+
+
+def _device_of(slot: str, by_name: Mapping[str, str]) -> str | None:
+    """Returns the device of the parameter whose name begins a slot's name; None without one."""
+    parts = slot.split("_")
+    names = ("_".join(parts[:i]) for i in range(len(parts), 0, -1))
+    return next((by_name[name] for name in names if name in by_name), None)
 
 
 def _name(variable: tf.Variable) -> str:

@@ -12,10 +12,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 import tensorflow as tf
 
 from towers.divide.analysis import Analysis
-from towers.divide.context import reads, roots
-from towers.divide.copies import Copies, NoCopies
+from towers.divide.context import reads, sources
+from towers.divide.copies import NoCopies
 from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
-from towers.divide.flat import flatten, has_effects, live, merged, new_op
+from towers.divide.flat import (
+    flatten, has_effects, inputs_of, live, merged, new_op, outputs_of,
+)  # fmt: skip
 from towers.divide.machines import Machine
 from towers.divide.meetings import Meeting, divided_for_xla
 from towers.divide.mirrored import MirroredMeeting, copied_variables, mirrored_meetings
@@ -72,8 +74,7 @@ class Divided:
         self._phases: list[Stage | Pipeline | Meeting | MirroredMeeting] = []
         for phase, ops in sorted(phases.items()):
             # A stage returns the values that later phases read; the other values stay inside.
-            made = [value for op in ops for value in op.outputs]
-            read_after = {value for value in made if read_in[value] - {phase}}
+            read_after = {value for value in outputs_of(ops) if read_in[value] - {phase}}
             if phase % 2:
                 self._phases += meet(ops, read_after)
             elif stages is None:
@@ -89,11 +90,10 @@ class Divided:
                 for value, _ in reads(op):
                     read_in[value].add(phase)
         read_at_end = list(self._results)
-        if gives_parts:
-            read_at_end += [leaf for value in self._results for leaf in leaves(value)]
+        for value in self._results if gives_parts else ():
+            read_at_end += leaves(value)
         for value in read_at_end:
-            # A size is made where it is read, from the tensors that it follows from.
-            for source in roots(value) if value.fact == SIZE else [value]:
+            for source in sources(value):
                 read_in[source].add(_END)
         return read_in
 
@@ -176,8 +176,8 @@ class Divided:
     def assigned(self, apart: Collection[tf.Operation] = ()) -> list[tf.Variable]:
         """Returns the variables that operations change; apart: operations that do not count."""
         left_out = set(map(id, apart))
-        changing = [op for op in self.ops if has_effects(op) and id(op.source) not in left_out]
-        changed = {value for op in changing for value in op.inputs}
+        changing = (op for op in self.ops if has_effects(op) and id(op.source) not in left_out)
+        changed = set(inputs_of(changing))
         return [variable for value, variable in self.variables.items() if value in changed]
 
     def _computed(
@@ -191,13 +191,11 @@ class Divided:
         with tf.device(self._machine.home):
             run = Run(self._machine, given, batch, shards)
         # Code between two steps may have assigned to the parameters.
-        copies = self._machine.copies
-        if isinstance(copies, Copies):
-            copies.refresh_if_stale()
+        self._machine.copies.refresh_if_stale()
         for phase in self._phases:
             phase.call(run)
-        if self._are_lost and isinstance(copies, Copies):
-            copies.mark_stale()  # other values have been assigned to the first device's variables
+        if self._are_lost:  # other values have been assigned to the first device's variables
+            self._machine.copies.mark_stale()
         return run
 
     def _whole_outputs(self, run: Run) -> list[tf.Tensor]:

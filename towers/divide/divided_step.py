@@ -23,6 +23,7 @@ from towers.step.raw_variables import RawVariable
 from towers.step.sharding import Placed
 from towers.step.structures import (
     SPLIT, Structure, as_tensor, batch_specs, components, map_tensors, packed,
+    row_components,
 )  # fmt: skip
 
 
@@ -83,7 +84,7 @@ class DividedStep:
                 markers.clear()
                 graph, _ = traced_graph(step, flat)
         warn_of_unordered_sums(graph)
-        dense, row_splits = _row_inputs(specs)
+        dense, row_splits = row_components(specs)
         divided = Divided(
             graph, dense, self.machine, gives_parts=self._gives_parts, row_splits=row_splits,
             markers=markers,
@@ -199,21 +200,3 @@ class DividedStep:
             "stages": stages.names if stages else None,
         }  # fmt: skip
         exchange.check_agreement(list(map(RawVariable, self.variables)), settings)
-
-
-def _row_inputs(specs: Structure) -> tuple[list[int], list[int]]:
-    """Returns which of the flat tensors of a batch are dense, with the rows along axis 0.
-
-    The second list has those that say where ragged rows begin and end.
-    """
-    dense, row_splits, place = [], [], 0
-    for spec in tf.nest.flatten(specs):
-        if spec is None:
-            continue
-        parts = tf.nest.flatten(spec, expand_composites=True)
-        if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
-            dense.append(place)
-        if isinstance(spec, tf.RaggedTensorSpec):  # the values, then the splits of each axis
-            row_splits.append(place + len(parts) - spec.ragged_rank)
-        place += len(parts)
-    return dense, row_splits

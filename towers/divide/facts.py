@@ -137,6 +137,17 @@ class Op:
     path: str = ""
 
     @property
+    def states(self) -> list[Value]:
+        """The variables and other resources that the operation reads or changes."""
+        return [value for value in self.inputs if value.dtype == tf.resource]
+
+    @property
+    def is_made_where_read(self) -> bool:
+        """Whether the results are sizes, which every reader makes for itself."""
+        answer = self.in_towers
+        return answer is not None and answer.facts[0] == SIZE and not answer.needs
+
+    @property
     def is_stateful(self) -> bool:
         """Whether the operation reads or changes a state, prints, checks or calls Python."""
         return bool(self.source.op_def.is_stateful)

@@ -27,6 +27,16 @@ def new_op(
     return op
 
 
+def inputs_of(ops: Iterable[Op]) -> list[Value]:
+    """Returns the values that operations read."""
+    return [value for op in ops for value in op.inputs]
+
+
+def outputs_of(ops: Iterable[Op]) -> list[Value]:
+    """Returns the values that operations make."""
+    return [value for op in ops for value in op.outputs]
+
+
 def flatten(graph: tf.Graph, input_values: Mapping[int, Value]) -> tuple[list[Op], list[Value]]:
     """Returns the operations of a FuncGraph in an order that they can run in, and its outputs.
 
@@ -79,25 +89,17 @@ def _in_order(graph: tf.Graph) -> list[tf.Operation]:
 
     The gradient of a loop adds inputs to the loop, which then come later in the trace.
     """
-    order: list[tf.Operation] = []
-    done: set[int] = set()
+    order: dict[int, tf.Operation] = {}
     for operation in graph.get_operations():
         stack = [operation]
         while stack:
             last = stack[-1]
-            waiting = [
-                before
-                for before in (*(tensor.op for tensor in last.inputs), *last.control_inputs)
-                if id(before) not in done
-            ]
-            if id(last) in done or not waiting:
-                stack.pop()
-                if id(last) not in done:
-                    done.add(id(last))
-                    order.append(last)
-            else:
-                stack += waiting
-    return order
+            before = (*(tensor.op for tensor in last.inputs), *last.control_inputs)
+            waiting = [other for other in before if id(other) not in order]
+            stack += waiting
+            if not waiting:
+                order.setdefault(id(last), stack.pop())
+    return list(order.values())
 
 
 def _as_gather(operation: tf.Operation, inputs: list[Value]) -> tuple[list[Op], list[Value]]:
@@ -177,11 +179,10 @@ def merged(ops: Iterable[Op], outputs: Sequence[Value]) -> tuple[list[Op], list[
     # One operation with several readers becomes one value, for which towers meet once.
     for op in ops:
         op.inputs = [same.get(value, value) for value in op.inputs]
-        states = [value for value in op.inputs if value.dtype == tf.resource]
         # Two reads of a variable are the same value only if nothing changed it between them.
         if has_effects(op):
-            changes.update(states)
-        key = None if _is_apart(op) else (_kind(op), *op.inputs, *(changes[v] for v in states))
+            changes.update(op.states)
+        key = None if _is_apart(op) else (_kind(op), *op.inputs, *(changes[v] for v in op.states))
         if key is None or first.setdefault(key, op) is op:
             kept.append(op)
         else:

@@ -14,7 +14,7 @@ from towers.divide.facts import (
     EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op, Shapes, Tensors, Value,
     rows,
 )  # fmt: skip
-from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op
+from towers.divide.flat import CONDITIONS, LOOPS, flatten, has_effects, live, new_op, outputs_of
 from towers.divide.lists import LISTS, joined, need_for
 from towers.divide.tables import TABLES
 from towers.divide.probes import Probes
@@ -116,7 +116,7 @@ def _external(
     ops: Sequence[Op], own: Iterable[Value], ends: Sequence[tuple[Value, Need]]
 ) -> list[tuple[Value, Need]]:
     """Returns (value, need) pairs that bodies read from outside. ends: the pairs of the results."""
-    inside = {*own, *(value for op in ops for value in op.outputs)}
+    inside = {*own, *outputs_of(ops)}
     result = Op("", "", ops[0].source if ops else None, [], [], Each(list(ends), []))
     found = [pair for op in (*ops, result) for pair in reads(op) if pair[0] not in inside]
     return list(dict.fromkeys(found))

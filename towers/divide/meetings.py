@@ -8,6 +8,7 @@ import tensorflow as tf
 from towers.divide.compiling import draws_from_seed, is_known
 from towers.divide.context import Context, Place, roots
 from towers.divide.facts import SIZE, WHOLE, Need, Op, Value
+from towers.divide.flat import inputs_of, outputs_of
 from towers.divide.phases import states_before
 from towers.divide.run import Run
 from towers.machine.devices import short_name
@@ -24,10 +25,11 @@ class Program:
     def __init__(self, ops: Sequence[Op], read_after: Collection[Value]) -> None:
         """read_after: the values that other operations read."""
         self.ops = list(ops)
-        own = {value for op in ops for value in op.outputs}
-        self._outputs = [value for op in ops for value in op.outputs if value in read_after]
-        outside = (value for op in ops for value in op.inputs if value not in own)
-        inputs = [value for value in dict.fromkeys(outside) if value.fact != SIZE]
+        made = outputs_of(ops)
+        own = set(made)
+        self._outputs = [value for value in made if value in read_after]
+        outside = dict.fromkeys(value for value in inputs_of(ops) if value.fact != SIZE)
+        inputs = [value for value in outside if value not in own]
         self._states = [value for value in inputs if value.dtype == tf.resource]
         self.inputs = [value for value in inputs if value.dtype != tf.resource]
 
@@ -75,13 +77,13 @@ class Meeting:
         self.before, compiled, self.after = parts
         self.program = Program(compiled, read_outside)
         self.ops = [*self.before, *compiled, *self.after]
-        self.read = [value for op in self.ops for value in op.inputs]
+        self.read = inputs_of(self.ops)
 
     @classmethod
     def of(cls, ops: Sequence[Op], read_after: Collection[Value]) -> "Meeting":
         """Returns a meeting; read_after: the values that operations of other phases read."""
         parts = divided_for_xla(ops)
-        return cls(parts, {value for op in parts[2] for value in op.inputs} | set(read_after))
+        return cls(parts, {*inputs_of(parts[2]), *read_after})
 
     def call(self, run: Run) -> None:
         """Computes the values and the effects."""

@@ -15,7 +15,7 @@ from towers.divide.context import Context
 from towers.divide.copies import Copies
 from towers.divide.device_sums import sums_everywhere, sums_on
 from towers.divide.facts import PART, WHOLE, Need, Op, Value
-from towers.divide.flat import CONDITIONS, flatten, has_effects
+from towers.divide.flat import CONDITIONS, flatten, has_effects, inputs_of, outputs_of
 from towers.divide.meetings import ASSIGNMENTS, Meeting, Parts, Program
 from towers.divide.phases import states_before
 from towers.divide.repeatable import all_operations
@@ -27,12 +27,8 @@ from towers.step.transfers import spread
 _READS = ("ReadVariableOp", "VariableShape")
 
 
-def _states(op: Op) -> list[Value]:
-    return [value for value in op.inputs if value.dtype == tf.resource]
-
-
 def _assigns(op: Op) -> bool:
-    return bool(_states(op)) and has_effects(op)
+    return bool(op.states) and has_effects(op)
 
 
 def _runs_anywhere(op: Op) -> bool:
@@ -55,7 +51,7 @@ def copied_variables(
     variables: all variables of the trace.
     """
     copied = {value: v for value, v in variables.items() if copies.may_copy(v)}
-    copied |= {v: variables[v] for op in programs for v in _states(op)}
+    copied |= {v: variables[v] for op in programs for v in op.states}
     assigning = [op for ops in meetings for op in ops if _assigns(op)]
     # An operation that may run only once, such as one that calls Python, changes variables on the
     # first device alone. These have no copies. An operation that changes one of them and others
@@ -64,14 +60,14 @@ def copied_variables(
         lost = {
             value
             for op in assigning
-            if not (_runs_anywhere(op) and all(value in copied for value in _states(op)))
-            for value in _states(op)
+            if not (_runs_anywhere(op) and all(value in copied for value in op.states))
+            for value in op.states
             if value in copied
         }
         if not lost:
             break
         copied = {value: v for value, v in copied.items() if value not in lost}
-    changed = {value for op in assigning for value in _states(op)}
+    changed = {value for op in assigning for value in op.states}
     return {value: v for value, v in copied.items() if value in changed or copies.has(v)}
 
 
@@ -100,7 +96,7 @@ def closure(
     read = set() if read is None else read
     # From the end: the assignments to own variables, and then what these read.
     for op in reversed(ops):
-        states = _states(op)
+        states = op.states
         assigns = _assigns(op) and any(value in owned.updated for value in states)
         if not _runs_anywhere(op):
             continue
@@ -128,7 +124,7 @@ def owned_once(owned: Owned) -> Callable[[Context, Op], list[tf.Tensor | None]]:
         return closure(ops, owned, has_scalars=True)
 
     def once(context: Context, op: Op) -> list[tf.Tensor | None]:
-        if all(value in owned.updated for value in _states(op)):
+        if all(value in owned.updated for value in op.states):
             return context.once(op)
         if op.type not in CONDITIONS:
             with tf.device(owned.home):
@@ -162,16 +158,16 @@ class _Piece:
         self.after = closure(after, owned, has_scalars=has_scalars, read=read)
         # If the device updates all that the program does, it runs the program as it is. Otherwise
         # it leaves out what other devices update.
-        if all(value in owned.updated for op in compiled for value in _states(op)):
+        if all(value in owned.updated for op in compiled for value in op.states):
             program = list(compiled)
-            read.update(value for op in program for value in op.inputs)
+            read.update(inputs_of(program))
         else:
             program = closure(compiled, owned, has_scalars=True, read=read)
         self.before = closure(before, owned, has_scalars=has_scalars, read=read)
-        self.program = Program(program, {v for op in self.after for v in op.inputs})
+        self.program = Program(program, set(inputs_of(self.after)))
         self.ops = [*self.before, *program, *self.after]
-        own = {value for op in self.ops for value in op.outputs}
-        self.received = dict.fromkeys(v for op in self.ops for v in op.inputs if v not in own)
+        own = set(outputs_of(self.ops))
+        self.received = dict.fromkeys(v for v in inputs_of(self.ops) if v not in own)
         self.sums = [value for value in self.received if value.fact == PART]
 
 
@@ -188,7 +184,7 @@ class MirroredMeeting:
         self._whole = self._first = Meeting.of(ops, read_after)  # all; what the first device runs
         parts = self._whole.before, self._whole.program.ops, self._whole.after
         self._pieces: dict[int, _Piece] = {}  # by the index of a device
-        if not any(_assigns(op) and set(_states(op)) & set(copied) for op in ops):
+        if not any(_assigns(op) and set(op.states) & set(copied) for op in ops):
             return
         # Most scalars, such as a norm of all gradients, are computed once. If that would come too
         # late for a device, it computes all that it needs.
@@ -199,7 +195,7 @@ class MirroredMeeting:
             self._make_pieces(parts, has_scalars=True)
             self.late = self._reads_too_early(read_after)
         kept = self._kept(read_after)
-        read = {value for op in kept for value in op.inputs} | set(read_after)
+        read = {*inputs_of(kept), *read_after}
         before, program, after = ([op for op in part if op in kept] for part in parts)
         self._first = Meeting((before, program, after), read)
 
@@ -226,10 +222,10 @@ class MirroredMeeting:
         """Returns an operation of the first device that reads what a piece assigns later."""
         kept, assigned = self._kept(read_after), set[Value]()
         for op in self._whole.ops:
-            if op in kept and not assigned.isdisjoint(_states(op)):
+            if op in kept and not assigned.isdisjoint(op.states):
                 return op
             if _assigns(op) and op not in kept:
-                assigned.update(_states(op))
+                assigned.update(op.states)
         return None
 
     def call(self, run: Run) -> None:
@@ -283,7 +279,7 @@ class MirroredMeeting:
         """Sends the parameters that each owner has updated to the other devices."""
         copies = self._copies
         for k, piece in self._pieces.items():
-            changed = dict.fromkeys(v for op in piece.ops if _assigns(op) for v in _states(op))
+            changed = dict.fromkeys(v for op in piece.ops if _assigns(op) for v in op.states)
             parameters = [
                 copies.of(self._copied[value])
                 for value in changed
@@ -302,16 +298,14 @@ class MirroredMeeting:
     def _read_copies(self, run: Run, ops: Sequence[Op]) -> None:
         """Lets towers read the copies on their devices, where one value is read in this meeting."""
         copies = self._copies
+        # Between two assignments, the first device sends a variable's value.
+        assigned = {state for op in ops if _assigns(op) for state in op.inputs}
         for op in ops:
-            if op.type != "ReadVariableOp" or op.inputs[0] not in self._copied:
+            variable = self._copied.get(op.inputs[0]) if op.type == "ReadVariableOp" else None
+            if variable is None or copies.is_moved(variable) or op.inputs[0] in assigned:
                 continue
-            state = op.inputs[0]
-            if copies.is_moved(self._copied[state]):
-                continue
-            if any(_assigns(other) and state in other.inputs for other in ops):
-                continue  # the first device sends the value between two assignments
             values = {copies.devices[0]: run.whole.read(op.outputs[0], WHOLE)}
-            for device, copy in zip(copies.devices[1:], copies.of(self._copied[state])[1:]):
+            for device, copy in zip(copies.devices[1:], copies.of(variable)[1:]):
                 with tf.device(device):
                     values[device] = copy.read_value()
             run.receive(op.outputs[0], values)
@@ -341,7 +335,7 @@ def mirrored_meetings(
         if not later.isdisjoint([*before[op], *(value.op for value in op.inputs)]):
             later.add(op)
     groups = [op for op in ops if op not in later], [op for op in ops if op in later]
-    read = {value for op in later for value in op.inputs} | set(read_after)
+    read = {*inputs_of(later), *read_after}
     meetings_of = functools.partial(mirrored_meetings, copies, copied, is_alone)
     return [*meetings_of(groups[0], read), *meetings_of(groups[1], read_after)]
 

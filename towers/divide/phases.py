@@ -11,8 +11,6 @@ Even numbers are stages in the towers, odd ones are meetings on the parameter de
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-import tensorflow as tf
-
 from towers.divide.context import reads
 from towers.divide.facts import ONCE, OWN, SIZE, Op, Value
 from towers.divide.flat import has_effects
@@ -26,7 +24,7 @@ def phases_of(ops: Sequence[Op]) -> Phases:
     Each is in the earliest phase that it can run in. If no tower waits for it, as for the update,
     the metrics and moving averages, it is in the last one.
     """
-    run = [op for op in ops if not is_made_where_read(op)]
+    run = [op for op in ops if not op.is_made_where_read]
     before = states_before(run)
     awaited = _awaited(run, before)
     phase_of: dict[Op, int] = {}
@@ -44,11 +42,6 @@ def phases_of(ops: Sequence[Op]) -> Phases:
         phases[phase_of.get(op, last)].append(op)
     assert all((op.in_towers is None) == k % 2 for k, group in phases.items() for op in group)
     return phases
-
-
-def is_made_where_read(op: Op) -> bool:
-    """Returns whether the results are sizes, which every reader makes for itself."""
-    return op.in_towers is not None and op.in_towers.facts[0] == SIZE and not op.in_towers.needs
 
 
 def _met(op: Op, phase_of: dict[Op, int]) -> Iterable[int]:
@@ -69,9 +62,9 @@ def states_before(ops: Iterable[Op]) -> dict[Op, list[Op]]:
     changed: dict[Value | None, Op] = {}  # what has changed a state last
     used: dict[Value | None, list[Op]] = defaultdict(list)  # what has read it since
     for op in ops:
-        states: list[Value | None] = [v for v in op.inputs if v.dtype == tf.resource]
         changes = has_effects(op)
-        for state in states or [None] * changes:
+        states: Sequence[Value | None] = op.states or [None] * changes
+        for state in states:
             if state in changed:
                 before[op].append(changed[state])
             if changes:

@@ -16,7 +16,6 @@ from collections.abc import Collection, Mapping, Sequence
 from towers.divide.compiling import noise_of
 from towers.divide.context import reads
 from towers.divide.facts import SIZE, Op, Tensors, Value
-from towers.divide.phases import is_made_where_read
 from towers.divide.run import Run
 from towers.divide.stages import Stage
 from towers.step.stages import STAGE_SCOPE, Stages, in_order
@@ -39,7 +38,7 @@ def levels_of(ops: Sequence[Op], num_stages: int) -> dict[Op, int]:
 
     ops: all operations of a step, in an order that they can run in.
     """
-    in_towers = [op for op in ops if op.in_towers is not None and not is_made_where_read(op)]
+    in_towers = [op for op in ops if op.in_towers is not None and not op.is_made_where_read]
     levels: dict[Op, int] = {}
     for op in in_towers:
         known = [value for value, _ in reads(op) if value.op in levels]

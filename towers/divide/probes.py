@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from towers.divide.facts import Op, Shapes, Value
+from towers.divide.flat import inputs_of, outputs_of
 from towers.machine.tensorflow_internals import COLOCATION, evaluated
 
 ROWS = (10080, 20160, 12, 10080)  # 10080 has many divisors: steps may reshape rows into groups
@@ -124,8 +125,9 @@ class Probes:
             return
         found = self._import(kept, self._graphs)
         if found is not None:
-            outputs = (value for op in kept for value in op.outputs)
-            self._tensors.update(zip(outputs, map(list, zip(*found, strict=True)), strict=True))
+            self._tensors.update(
+                zip(outputs_of(kept), map(list, zip(*found, strict=True)), strict=True)
+            )
         elif len(kept) == 1:
             for value in kept[0].outputs:
                 self.feed_static(value)
@@ -151,9 +153,9 @@ class Probes:
 
         Returns None if TensorFlow refuses an operation.
         """
-        outputs = [value for op in kept for value in op.outputs]
+        outputs = outputs_of(kept)
         added = set(outputs)
-        outside = {value for op in kept for value in op.inputs if value not in added}
+        outside = set(inputs_of(kept)) - added
         names = {  # a value that no graph computes becomes a placeholder of this import
             value: f"{value.op.name}_{value.index}_{kept[0].name}"
             for value in outside
@@ -169,7 +171,7 @@ class Probes:
                 node.attr.pop(attribute, None)
         computed = [value for value in outside if value in self._tensors]
         self._num_imports += 1  # names in a graph must differ, also after an import that failed
-        imported = []
+        imported: list[list[tf.Tensor]] = []
         for k, graph in enumerate(graphs):
             if k == 3 and not self._has_open:
                 imported.append(imported[0])
@@ -216,20 +218,16 @@ class Probes:
 
     def _values(self, value: Value) -> list[np.ndarray] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
+        if value in self._numbers:
+            return [np.array(number) for number in self._numbers[value]]
         if value not in self._tensors:
-            numbers = self._numbers.get(value)
-            if numbers is None:
-                return None
-            return [np.array(number) for number in numbers]
+            return None
         arrays = []
         for tensor in self._tensors[value]:
-            if (tensor.shape.num_elements() or 0) > _LARGEST:
+            array = _constant(tensor)
+            if array is None:
                 return None
-            constant = tf.get_static_value(tensor)
-            constant = evaluated(tensor) if constant is None else constant
-            if constant is None:
-                return None
-            arrays.append(constant)
+            arrays.append(array)
         return arrays
 
     def const(self, value: Value) -> np.ndarray | None:
@@ -252,6 +250,16 @@ class Probes:
         if is_linear:
             return (start, slope)
         return None
+
+
+def _constant(tensor: tf.Tensor) -> np.ndarray | None:
+    """Returns a small integer tensor of a probe, or None if it follows from more than shapes."""
+    if (tensor.shape.num_elements() or 0) > _LARGEST:
+        return None
+    constant = tf.get_static_value(tensor)
+    if constant is None:
+        return evaluated(tensor)
+    return constant
 
 
 def _has_known_size(value: Value) -> bool:

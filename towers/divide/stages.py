@@ -7,6 +7,7 @@ import tensorflow as tf
 from towers.divide.compiling import compiles, indices_are_valid, is_worth_it
 from towers.divide.context import Context, Place, open_shape, reads
 from towers.divide.facts import OWN, PART, WHOLE, Need, Op, Tensors, Value
+from towers.divide.flat import outputs_of
 from towers.divide.run import Run
 from towers.machine.tensorflow_internals import KEEP_WHOLE, without_xla
 
@@ -26,13 +27,14 @@ class Stage:
             before: the values that the tower has made since towers met.
         """
         self._ops = ops
-        own = {value for op in ops for value in op.outputs}
+        made = outputs_of(ops)
+        own = set(made)
         found = (pair for op in ops for pair in reads(op) if pair[0] not in own)
         inputs = list(dict.fromkeys(found))
         self._passed = [pair for pair in inputs if pair[0] in before]
         self._received = [pair for pair in inputs if pair[0] not in before]
         self._inputs = [*self._received, *self._passed]
-        self._outputs = [value for op in ops for value in op.outputs if value in read_after]
+        self._outputs = [value for value in made if value in read_after]
         ends = [*(value for value, _ in self._inputs), *self._outputs]
         self._compiles = compiles(ops, ends)
         self.is_small_loop = self._compiles and is_worth_it(ops, ends)

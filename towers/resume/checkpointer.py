@@ -16,6 +16,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 import keras
+import numpy as np
 
 from towers.machine import callback_internals, files, hang
 from towers.machine.places import LostDirectoryError
@@ -221,11 +222,10 @@ class Checkpointer:
 
     def _write(self, path: Path, checkpoint: Checkpoint, best_step: int | None) -> None:
         try:
-            for name, array in checkpoint.arrays.items():
-                if name.startswith("model/") and not checkpoints.is_finite(array):
-                    name = name.removeprefix("model/")
-                    self._fault = f"{path} is not written: {name} holds NaN or infinite values"
-                    return
+            name = _not_finite(checkpoint.arrays)
+            if name is not None:
+                self._fault = f"{path} is not written: {name} holds NaN or infinite values"
+                return
             checkpoints.write(path, checkpoint)
             checkpoints.prune(path, best_step, self._keep)
             if self._mirror is not None:
@@ -289,3 +289,11 @@ class Checkpointer:
             )
         except OSError as error:
             self.warn(f"{self._checkpoints} cannot be written ({error.strerror}).")
+
+
+def _not_finite(arrays: Mapping[str, np.ndarray]) -> str | None:
+    """Returns the name of a variable of the model that holds NaN or infinite values, if any."""
+    for name, array in arrays.items():
+        if name.startswith("model/") and not checkpoints.is_finite(array):
+            return name.removeprefix("model/")
+    return None

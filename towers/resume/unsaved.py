@@ -8,7 +8,7 @@ A custom callback without get_state() and set_state(value) begins again in a res
 
 import dis
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import keras
 import numpy as np
@@ -73,15 +73,21 @@ def _accessed(classes: Sequence[type], methods: Iterable[str]) -> tuple[set[str]
     assigned: set[str] = set()
     names = list(methods)
     for name in names:  # grows by the methods that are called
-        for code in [getattr(vars(c).get(name), "__code__", None) for c in classes]:
-            for instruction in dis.get_instructions(code) if code else ():
-                if instruction.opname == "STORE_ATTR":
-                    assigned.add(instruction.argval)
-                elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-                    read.add(instruction.argval)
-                    if instruction.argval not in names:
-                        names.append(instruction.argval)
+        for instruction in _instructions(classes, name):
+            if instruction.opname == "STORE_ATTR":
+                assigned.add(instruction.argval)
+            elif instruction.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+                read.add(instruction.argval)
+                if instruction.argval not in names:
+                    names.append(instruction.argval)
     return read, assigned
+
+
+def _instructions(classes: Sequence[type], method: str) -> Iterator[dis.Instruction]:
+    """Yields the instructions of a method as each of the classes defines it."""
+    for code in [getattr(vars(c).get(method), "__code__", None) for c in classes]:
+        if code is not None:
+            yield from dis.get_instructions(code)
 
 
 def _copy(value: object, depth: int = 4) -> object:

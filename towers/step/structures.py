@@ -142,3 +142,21 @@ def packed(specs: _Structure, tensors: Iterator[tf.Tensor]) -> _Structure:
     flat = tf.nest.flatten(specs, expand_composites=True)
     values = [None if spec is None else next(tensors) for spec in flat]
     return tf.nest.pack_sequence_as(specs, values, expand_composites=True)
+
+
+def row_components(specs: Structure) -> tuple[list[int], list[int]]:
+    """Returns which `components` of a batch are dense, with the rows along axis 0.
+
+    The second list has those that say where ragged rows begin and end.
+    """
+    dense, row_splits, place = [], [], 0
+    for spec in tf.nest.flatten(specs):
+        if spec is None:
+            continue
+        parts = tf.nest.flatten(spec, expand_composites=True)
+        if isinstance(spec, tf.TensorSpec) and spec.shape.rank:
+            dense.append(place)
+        if isinstance(spec, tf.RaggedTensorSpec):  # the values, then the splits of each axis
+            row_splits.append(place + len(parts) - spec.ragged_rank)
+        place += len(parts)
+    return dense, row_splits

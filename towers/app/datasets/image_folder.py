@@ -219,10 +219,7 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         return None
     if not (names := list(_images(directory, "", [""], left_out))):
         return None
-    found = image_shape(directory / names[0])
-    if len(shape) == 3:
-        channels = shape[2] if shape[2] in (1, 3) else found[2]
-        found = (shape[0] or found[0], shape[1] or found[1], channels)
+    found = _known_or(shape, image_shape(directory / names[0]))
     files = ImageFiles(directory, names, np.zeros(len(names), np.int32), found)
     return Dataset(
         "image_folder",
@@ -234,6 +231,14 @@ def load_flat(data_dir: str | None, shape: Sequence[int | None]) -> Dataset | No
         divided=[True],
         warnings=_unused(directory, left_out),
     )
+
+
+def _known_or(shape: Sequence[int | None], first: Shape) -> Shape:
+    """Returns the model's (height, width, channels), with the first image's for what is open."""
+    if len(shape) != 3:
+        return first
+    height, width, channels = shape
+    return height or first[0], width or first[1], channels if channels in (1, 3) else first[2]
 
 
 def describe_shape(shape: Iterable[int]) -> str:

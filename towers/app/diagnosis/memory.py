@@ -38,6 +38,13 @@ class DeviceMemory:
         """Returns the bytes of all kinds."""
         return self.parameters + self.slots + self.gradients + self.activations
 
+    def rows_that_fit(self, rows: int) -> int | None:
+        """Returns the most rows a tower could have, if the estimate is for so many rows each."""
+        if self.limit is None:
+            return None
+        left = _ROOM * self.limit - (self.total - self.activations)
+        return max(0, int(left * rows / max(self.activations, 1)))
+
 
 def device_memory(
     step: TowerStep, batch_size: int, num_towers: int | None = None
@@ -75,9 +82,7 @@ def of_towers(
             limit=memory_limit(device),
             most_rows=None,
         )
-        if memory.limit is not None:
-            left = _ROOM * memory.limit - (memory.total - memory.activations)
-            memory.most_rows = max(0, int(left * tower.rows / max(memory.activations, 1)))
+        memory.most_rows = memory.rows_that_fit(tower.rows)
         found[device] = memory
     return found
 

@@ -154,12 +154,7 @@ def override_optimizer(optimizer: Optimizer, config: TrainConfig, steps_an_epoch
         return make_optimizer(config, config.optimizer, steps_an_epoch)
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if names == ["learning_rate"] or config.has_schedule and "learning_rate" not in names:
-        if isinstance(inner.get_config()["learning_rate"], dict):
-            raise ValueError(
-                f"learning_rate ({config.learning_rate}) and schedule ({config.schedule}) have no "
-                "effect: the model's own optimizer follows a schedule. Leave them out, or give "
-                "`optimizer` as well."
-            )
+        _check_constant_rate(inner, config)
         if "learning_rate" not in names:
             config = dataclasses.replace(config, learning_rate=float(inner.learning_rate))
     if names == ["learning_rate"]:
@@ -180,6 +175,16 @@ def shown_rate(optimizer: Optimizer, config: TrainConfig) -> float:
         if isinstance(rate, dict):
             return float(schedules.deserialize(rate)(config.warmup_steps))
     return float(optimizer.learning_rate)
+
+
+def _check_constant_rate(optimizer: Optimizer, config: TrainConfig) -> None:
+    """Raises ValueError if a model's own optimizer follows a schedule."""
+    if isinstance(optimizer.get_config()["learning_rate"], dict):
+        raise ValueError(
+            f"learning_rate ({config.learning_rate}) and schedule ({config.schedule}) have no "
+            "effect: the model's own optimizer follows a schedule. Leave them out, or give "
+            "`optimizer` as well."
+        )
 
 
 def _arguments(config: TrainConfig, kind: type, steps_an_epoch: int) -> dict[str, Any]:

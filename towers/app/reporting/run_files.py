@@ -75,18 +75,22 @@ class RunFiles(keras.callbacks.Callback):
         state, folder = self._train_state, self._directory / directories.CHECKPOINTS
         paths = [p for p in checkpoints.find(folder) if state.best_step == checkpoints.step_of(p)]
         if state.best_saved != state.best_step and paths:  # that epoch could not write best.keras
-            groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
-            before = copy_arrays(groups)
-            try:
-                assign_arrays(groups, checkpoints.read(paths[0]).arrays, paths[0])
-                self._save_best()
-            except checkpoints.DamagedError:
-                pass  # the run's last lines say what best.keras holds
-            finally:
-                assign_arrays(groups, before, paths[0])
+            self._save_best_of(paths[0])
         self._write_results()
         if self._run.config.augment:
             draw_augmented(self._run, self._directory, self._warn)
+
+    def _save_best_of(self, path: Path) -> None:
+        """Writes best.keras with the values of a checkpoint."""
+        groups = {k: v for k, v in variables_of(self._run.step).items() if k != "metrics"}
+        before = copy_arrays(groups)
+        try:
+            assign_arrays(groups, checkpoints.read(path).arrays, path)
+            self._save_best()
+        except checkpoints.DamagedError:
+            pass  # the run's last lines say what best.keras holds
+        finally:
+            assign_arrays(groups, before, path)
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
         """Replaces best.keras if the epoch is the best, adds its row, and draws the curves."""

@@ -172,14 +172,19 @@ def keras_settings(config: TrainConfig) -> Iterator[None]:
         keras.config.set_dtype_policy(before)
 
 
-def _find_policy(config: TrainConfig, devices: Sequence[str]) -> tuple[Policy, str]:
-    """Returns the policy of the devices, and the device that holds the parameters."""
+def _check_counts(config: TrainConfig) -> None:
+    """Raises ValueError if the number of towers is given twice."""
+    # A resumed run has both, because its towers may now be on other devices.
     if config.accumulate is not None and config.num_towers is not None and config.resume is None:
-        # A resumed run has both, because its towers may now be on other devices.
         raise ValueError(
             f"accumulate ({config.accumulate}) is a number of towers a device, and num_towers "
             f"({config.num_towers}) one of all devices: give only one of them."
         )
+
+
+def _find_policy(config: TrainConfig, devices: Sequence[str]) -> tuple[Policy, str]:
+    """Returns the policy of the devices, and the device that holds the parameters."""
+    _check_counts(config)
     policy = policy_of(devices)
     # With a copy on each device, the first device's copy is the one that is saved. Devices that
     # share the CPU's memory need no copies.

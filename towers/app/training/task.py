@@ -82,17 +82,21 @@ def load_callbacks(
     of_each = {f"callbacks ({spec!r}) returned": returned, "callbacks hold": given or []}
     found = [(begin, one) for begin, some in of_each.items() for one in keras.tree.flatten(some)]
     for begin, callback in found:
-        if not isinstance(callback, keras.callbacks.Callback):
-            raise ValueError(
-                f"{begin} {callback!r}, which is no keras.callbacks.Callback; give instances of it."
-            )
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise ValueError(
-                f"{begin} a BackupAndRestore, which would replace the weights of a run. The run "
-                "saves checkpoints already: leave BackupAndRestore out, and resume the run's "
-                "directory."
-            )
+        _check_callback(begin, callback)
     return [callback for _, callback in found]
+
+
+def _check_callback(begin: str, callback: object) -> None:
+    """Raises ValueError unless a run can have a callback; begin: of the message."""
+    if not isinstance(callback, keras.callbacks.Callback):
+        raise ValueError(
+            f"{begin} {callback!r}, which is no keras.callbacks.Callback; give instances of it."
+        )
+    if isinstance(callback, keras.callbacks.BackupAndRestore):
+        raise ValueError(
+            f"{begin} a BackupAndRestore, which would replace the weights of a run. The run saves "
+            "checkpoints already: leave BackupAndRestore out, and resume the run's directory."
+        )
 
 
 def find_source(config: TrainConfig, objects: UserObjects) -> ModelSource:
