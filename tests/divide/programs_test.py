@@ -156,6 +156,8 @@ def trained(build, data, num_towers, num_devices=3, jit_compile=False):
         model = towers.make_parallel(model, num_devices, num_towers=num_towers)
         # xla_test has what XLA compiles, which takes long.
         towers_of(model).jit_compile = jit_compile
+    else:
+        model.run_eagerly = True  # sooner than traced, to the same values
     found = []
     for n in ROWS:
         x, y, weight = map_tensors(as_tensor, data(n))

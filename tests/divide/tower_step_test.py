@@ -135,7 +135,8 @@ def test_updates_evaluation_and_predictions_are_those_of_keras_on_one_device(nam
     build, data, make_recipe, optimizer = PROGRAMS[name]
     ours, theirs = build(), build()
     step = make_step(ours, optimizer(), **make_recipe())
-    theirs.compile(optimizer(), **make_recipe(), jit_compile=False, auto_scale_loss=False)
+    options = {"jit_compile": False, "auto_scale_loss": False, "run_eagerly": True}
+    theirs.compile(optimizer(), **make_recipe(), **options)
     for seed, n in enumerate(ROWS):
         logs = step(*data(n, seed))
         expected = theirs.train_on_batch(*data(n, seed), return_dict=True)
