@@ -51,8 +51,9 @@ def test_a_run_killed_at_every_step_ends_with_the_same_bits(flags, every, tmp_pa
 
 def test_a_killed_run_resumes_on_any_devices_and_saves_at_a_signal_to_the_same_bits(tmp_path):
     """While a run is alive, it opens no socket, and no other process can train in its directory."""
+    watched = (*FLAGS, "--nonfinite=skip", "--noise_scale", "--verify_gradients")
     fault = f"step == 4 and hold({str(tmp_path / 'go')!r})"
-    first = forked(*FLAGS, "--checkpoint_every=3", cwd=tmp_path, fault=fault)
+    first = forked(*watched, "--checkpoint_every=3", cwd=tmp_path, fault=fault)
     try:
         while not (tmp_path / f"go-{first.pid}").exists():
             assert first.returncode is None, first.communicate()
@@ -72,7 +73,8 @@ def test_a_killed_run_resumes_on_any_devices_and_saves_at_a_signal_to_the_same_b
     assert stdout.endswith(
         "saved at step 6. Resume: python train.py --resume=run --trust_run_dir\n"
     )
-    assert resumed(tmp_path, "--num_gpus=4") == uninterrupted(*FLAGS)
+    assert (outcome := resumed(tmp_path, "--num_gpus=4")) == uninterrupted(*watched)
+    assert float(outcome["rows"][-1]["noise_scale"]) > 0
 
 
 NAMED = {  # what a stranger could have run, by the field that names it

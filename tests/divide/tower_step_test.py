@@ -6,7 +6,6 @@ import pytest
 import tensorflow as tf
 
 import towers
-from tests import resuming
 
 L, opt = keras.layers, keras.optimizers
 ROWS = (11, 2, 11)  # uneven shards; fewer rows than towers
@@ -251,21 +250,3 @@ def test_unlisted_variables_are_part_of_the_state():
     step(*numbers(4))
     step.gradients(*numbers(4))
     assert float(count) == 1
-
-
-# Runs
-
-
-def test_a_run_that_is_killed_and_resumed_ends_in_the_bits_of_one_that_is_not(tmp_path):
-    flags = (*resuming.FLAGS, "--checkpoint_every=1", "--nonfinite=skip", "--noise_scale",
-             "--verify_gradients")  # fmt: skip
-    outcomes = []
-    for name, fault in (("whole", ""), ("killed", "step == 6 and kill('KILL')")):
-        cwd = tmp_path / name
-        cwd.mkdir()
-        code, stdout, stderr = resuming.train(*flags, cwd=cwd, fault=fault)
-        assert code == (-9 if fault else 0), stdout + stderr
-        assert "the averaged gradient is the full-batch gradient" in stdout
-        outcomes.append(resuming.resumed(cwd) if fault else resuming.outcome(cwd / "run"))
-    assert outcomes[0] == outcomes[1]
-    assert float(outcomes[0]["rows"][-1]["noise_scale"]) > 0
