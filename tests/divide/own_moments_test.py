@@ -84,6 +84,7 @@ def by_hand(model, mode):
     return [variable.numpy() for variable in model.variables]
 
 
+@pytest.mark.telling("convolutions-average", "shared-average", "masked-tower0")
 @pytest.mark.parametrize("mode", ["average", "tower0"])
 @pytest.mark.parametrize("name", MODELS)
 def test_towers_normalize_their_own_rows(name, mode):

@@ -81,7 +81,8 @@ def test_statistics_of_all_towers_go_with_stages(batch_norm):
     assert bits(lambda: make(2), row_batch) == bits(lambda: make(1), row_batch)
 
 
-@pytest.mark.parametrize("policy", [CPU, GPU])
+@pytest.mark.telling("GPU")
+@pytest.mark.parametrize("policy", [CPU, GPU], ids=["CPU", "GPU"])
 def test_placed_shards_noise_scale_and_gradients_have_the_bits_of_whole_towers(policy):
     def found(gpus_per_tower):
         keras.utils.set_random_seed(1)
@@ -121,6 +122,7 @@ def unbuilt():
     return keras.Sequential([L.Dense(5, activation="gelu"), L.BatchNormalization(), L.Dense(3)])
 
 
+@pytest.mark.telling("unbuilt-True", "custom-False")
 @pytest.mark.parametrize("rehearses_gpus", [False, True])
 @pytest.mark.parametrize("build", [custom, unbuilt])
 def test_fit_in_stages_gives_the_bits_of_whole_towers(build, rehearses_gpus, monkeypatch):

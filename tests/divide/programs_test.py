@@ -188,6 +188,7 @@ def test_layers_compute_what_one_device_would(names):
 
 
 @fast
+@pytest.mark.telling("1", "8")
 @pytest.mark.parametrize("num_towers", [1, 2, 5, 8])
 def test_noise_and_statistics_of_the_batch_do_not_depend_on_the_number_of_towers(num_towers):
     def build():
