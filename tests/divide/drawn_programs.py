@@ -83,6 +83,11 @@ BLOCKS = {
     ),
     "if some are large": lambda x, w: tf.where(x > tf.reduce_mean(x), x, tf.sin(x @ w)),
     "first": lambda x, w: x + x[:1] + tf.reduce_max(x, 0),
+    "first five": lambda x, w: x * tf.reduce_mean(x[:5], 0),  # a batch may have fewer
+    "anchors": lambda x, w: tf.nn.softmax(tf.matmul(x @ w, x[:5], transpose_b=True)) @ x[:5],
+    "padded to eight": lambda x, w: x / tf.reduce_mean(
+        tf.concat([tf.exp(x), tf.ones([8, 4], x.dtype)[tf.shape(x)[0] :]], 0)
+    ),
     "reversed": lambda x, w: 0.3 * x + 0.7 * tf.reverse(x, [0]),
     "rolled": lambda x, w: x - tf.roll(x, 1, 0) @ w,
     "halves": lambda x, w: halves(x),

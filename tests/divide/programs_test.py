@@ -125,6 +125,8 @@ LAYERS = {  # by what they do
             "scanned over rows",
             "sorted",
             "if large",
+            "first five",
+            "padded to eight",
             "in pairs",
         )
     },

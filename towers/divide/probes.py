@@ -5,7 +5,7 @@
     other open sizes    23...   23...   23... 20011...   a size that grows like these does not
 
 The graph is imported once for each probe; without other open sizes, the last one equals the first.
-No kernel runs but for small integers.
+No kernel runs but for small integers. `few_rows` finds what these probes do not show.
 """
 
 from collections.abc import Sequence
@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from towers.divide.facts import Op, Shapes, Value
+from towers.divide.few_rows import Doubts, given_node, node_of
 from towers.divide.flat import inputs_of, outputs_of
-from towers.machine.tensorflow_internals import COLOCATION, evaluated
+from towers.machine.tensorflow_internals import evaluated
 
 ROWS = (10080, 20160, 12, 10080)  # 10080 has many divisors: steps may reshape rows into groups
 _OPEN = [(23, 20011), (29, 20021), (31, 20023), (37, 20029)]  # by axis: at probes 0 to 2, at 3
@@ -57,6 +58,7 @@ class Probes:
         self.dims = cache(self._dims)
         self.values = cache(self._values)
         self.formula = cache(self._formula)
+        self._doubts = Doubts(self._even_sizes, self.formula)
 
     def feed(self, value: Value, shapes: Shapes | None) -> None:
         """Adds a value that is not computed here; shapes: one for each probe, or None."""
@@ -91,16 +93,35 @@ class Probes:
             self._shapes[value] = self._shapes[source]
         if source in self._numbers:
             self._numbers[value] = self._numbers[source]
+        self._doubts.alias(value, source)
 
     def __contains__(self, value: Value) -> bool:
         """Whether a value has been added."""
         return value in self._tensors or value in self._shapes
 
     def shapes(self, value: Value) -> list[tf.TensorShape]:
-        """Returns the shapes at the probes."""
+        """Returns the shapes at the probes. A size in doubt is as one row has it, at probe 2."""
+        sizes, shapes = self._doubts.sizes(value), self._inferred(value)
+        if sizes is not None:
+            even = self._even_sizes(value) or sizes
+            few = [n if a == b else a for n, a, b in zip(shapes[2], sizes, even, strict=True)]
+            shapes[2] = tf.TensorShape(few)
+        return shapes
+
+    def _inferred(self, value: Value) -> list[tf.TensorShape]:
+        """Returns the shapes at the probes as TensorFlow infers them."""
         if value in self._tensors:
             return [tensor.shape for tensor in self._tensors[value]]
-        return self._shapes[value]
+        return list(self._shapes[value])
+
+    def _even_sizes(self, value: Value) -> list[int | None] | None:
+        """Returns the sizes for one row if they grow evenly, as at the probes."""
+        dims = _dims_of(self._inferred(value))
+        if dims is None:
+            return None
+        each = [(dim[1] - dim[0]) // (ROWS[1] - ROWS[0]) for dim in dims]
+        sizes = [dim[2] - k * (ROWS[2] - 1) for dim, k in zip(dims, each, strict=True)]
+        return [n if n >= 0 else None for n in sizes]
 
     def extend(self, ops: Sequence[Op]) -> None:
         """Adds operations that read values which are known already.
@@ -128,6 +149,8 @@ class Probes:
             self._tensors.update(
                 zip(outputs_of(kept), map(list, zip(*found, strict=True)), strict=True)
             )
+            for op in kept:
+                self._doubts.note(op, [self._constant_sizes(value) for value in op.outputs])
         elif len(kept) == 1:
             for value in kept[0].outputs:
                 self.feed_static(value)
@@ -163,12 +186,8 @@ class Probes:
         }
         definition = tf.compat.v1.GraphDef()
         for op in kept:
-            node = definition.node.add()
-            node.CopyFrom(op.source.node_def)
-            node.name, node.device = op.name, ""
-            node.input[:] = [names.get(value, value.name) for value in op.inputs]
-            for attribute in (COLOCATION, "_output_shapes"):
-                node.attr.pop(attribute, None)
+            inputs = [names.get(value, value.name) for value in op.inputs]
+            definition.node.append(node_of(op, op.name, inputs))
         computed = [value for value in outside if value in self._tensors]
         self._num_imports += 1  # names in a graph must differ, also after an import that failed
         imported: list[list[tf.Tensor]] = []
@@ -191,22 +210,18 @@ class Probes:
 
     def _fed(self, value: Value, k: int, name: str) -> tf.compat.v1.NodeDef:
         """Returns the node of a value that no graph computes, at probe k."""
-        node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
-        node.attr["dtype"].type = value.dtype.as_datatype_enum
         if value in self._numbers:
-            node.op = "Const"
-            number = tf.make_tensor_proto(self._numbers[value][k], value.dtype)
-            node.attr["value"].tensor.CopyFrom(number)
-        else:
-            node.attr["shape"].shape.CopyFrom(self._shapes[value][k].as_proto())
-        return node
+            return given_node(name, value, number=self._numbers[value][k])
+        return given_node(name, value, self._shapes[value][k])
 
     def _dims(self, value: Value) -> list[Dim] | None:
         """Returns the size of each axis at the probes, or None if one is not known."""
-        shapes = self.shapes(value)
-        if not all(s.is_fully_defined() for s in shapes) or len({s.rank for s in shapes}) > 1:
-            return None
-        return list(zip(*(shape.as_list() for shape in shapes)))
+        return _dims_of(self.shapes(value))
+
+    def _constant_sizes(self, value: Value) -> list[bool] | None:
+        """Returns whether each size is the same at all probes, or None if one is not known."""
+        dims = _dims_of(self._inferred(value))
+        return None if dims is None else [len(set(dim)) == 1 for dim in dims]
 
     def rows_axis(self, value: Value) -> int | None:
         """Returns the axis that counts rows, if no other axis depends on their number."""
@@ -218,6 +233,8 @@ class Probes:
 
     def _values(self, value: Value) -> list[np.ndarray] | None:
         """Returns an integer tensor at the probes, or None if it follows from more than shapes."""
+        if self._doubts.is_number_in_doubt(value):
+            return None
         if value in self._numbers:
             return [np.array(number) for number in self._numbers[value]]
         if value not in self._tensors:
@@ -250,6 +267,12 @@ class Probes:
         if is_linear:
             return (start, slope)
         return None
+
+
+def _dims_of(shapes: Shapes) -> list[Dim] | None:
+    if not all(s.is_fully_defined() for s in shapes) or len({s.rank for s in shapes}) > 1:
+        return None
+    return list(zip(*(shape.as_list() for shape in shapes)))
 
 
 def _constant(tensor: tf.Tensor) -> np.ndarray | None:

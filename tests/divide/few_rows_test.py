@@ -1,0 +1,61 @@
+"""A size that is the same for many rows is no constant if a small batch has another one."""
+
+import numpy as np
+import tensorflow as tf
+
+from towers.divide.divided import Divided
+from towers.divide.facts import SIZE
+from towers.divide.machines import Machine
+from towers.machine.tensorflow_internals import traced_graph
+from towers.step.exchange import LocalExchange
+
+
+def first(x):
+    return x[:6]
+
+
+def padded(x):
+    return tf.concat([x, tf.zeros((12, 4), x.dtype)[tf.shape(x)[0] :]], 0)
+
+
+# What follows from a size: the size itself, numbers behind it, and a tensor that is made of it.
+SIZES = {
+    "rows of a slice": lambda x: tf.shape(first(x))[0],
+    "elements of a slice": lambda x: tf.size(first(x)),
+    "rows of two slices": lambda x: tf.shape(tf.concat([first(x), x[-3:]], 0))[0],
+    "rows beside a slice": lambda x: tf.shape(tf.concat([first(x), x], 0))[0] - tf.shape(x)[0],
+    "rows of a part of a flat one": lambda x: tf.shape(tf.reshape(x, [-1, 2])[:24])[0],
+    "singular values": lambda x: tf.size(tf.linalg.svd(x, compute_uv=False)),
+    "a diagonal": lambda x: tf.size(tf.linalg.diag_part(x)),
+    "padded rows": lambda x: tf.shape(padded(x))[0],
+    "numbers of the first rows": lambda x: tf.reduce_sum(tf.range(tf.shape(x)[0])[:6]),
+    "ones for the first rows": lambda x: tf.reduce_sum(tf.ones([tf.shape(first(x))[0]])),
+    "the mean of a slice": lambda x: tf.reduce_mean(first(x)),
+    "the state of a loop": lambda x: tf.shape(
+        tf.while_loop(lambda i, s: i < 2, lambda i, s: (i + 1, s * s), (0, first(x)))[1]
+    )[0],
+}  # fmt: skip
+
+
+def divided(make):
+    graph, _ = traced_graph(make, [tf.TensorSpec((None, 4), tf.float64)])
+    return Divided(graph, [0], Machine([f"/cpu:{t}" for t in range(3)], LocalExchange(3)))
+
+
+def sizes(x):
+    """All of them in one trace: tracing takes most of the time."""
+    return [make(x) for make in SIZES.values()]
+
+
+def test_a_size_is_that_of_the_batch_whatever_its_number_of_rows():
+    step = tf.function(divided(sizes))
+    for n in (13, 12, 7, 6, 5, 3, 2, 1):
+        x = tf.constant(np.random.default_rng(n).normal(size=(n, 4)))
+        for name, ours, theirs in zip(SIZES, step(x), sizes(x), strict=True):
+            np.testing.assert_allclose(ours, theirs, 1e-12, err_msg=f"{name} of {n} rows")
+
+
+def test_what_is_the_same_for_one_row_is_a_constant():
+    """It is made where it is read, and towers need not meet for it."""
+    found = divided(lambda x: tf.size(tf.reshape(x, [-1, 2, 2])[:1]) + tf.shape(tf.transpose(x))[0])
+    assert [value.fact for value in found.outputs] == [SIZE]
