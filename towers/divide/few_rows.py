@@ -29,7 +29,7 @@ class Doubts:
     ) -> None:
         """
         even: gives the sizes that a value has for one row if they grow evenly, as at the probes.
-        formula: gives the formula of an integer that follows from shapes.
+        formula: gives the formula of an integer that follows from shapes, and is not in doubt.
         """
         self._even, self._formula = even, formula
         self._sizes: dict[Value, Sizes] = {}
@@ -85,7 +85,7 @@ class Doubts:
 
     def _input(self, value: Value, name: str) -> tf.compat.v1.NodeDef:
         """Returns the node of a value for one row: an integer that is known, or a shape."""
-        formula = None if value in self._numbers else self._formula(value)
+        formula = self._formula(value)
         if formula is not None:
             return given_node(name, value, number=sum(formula))
         sizes = self._sizes.get(value) or self._even(value)

@@ -100,12 +100,18 @@ class Probes:
         return value in self._tensors or value in self._shapes
 
     def shapes(self, value: Value) -> list[tf.TensorShape]:
-        """Returns the shapes at the probes. A size in doubt is as one row has it, at probe 2."""
+        """Returns the shapes at the probes.
+
+        A size in doubt is as one row has it at probe 2, so that it neither counts rows nor is one
+        of a constant. It is unknown if that would not show.
+        """
         sizes, shapes = self._doubts.sizes(value), self._inferred(value)
         if sizes is not None:
             even = self._even_sizes(value) or sizes
-            few = [n if a == b else a for n, a, b in zip(shapes[2], sizes, even, strict=True)]
-            shapes[2] = tf.TensorShape(few)
+            of_one = zip(shapes[2], sizes, even, strict=True)
+            shapes[2] = tf.TensorShape(
+                [n if a == b else None if a == n else a for n, a, b in of_one]
+            )
         return shapes
 
     def _inferred(self, value: Value) -> list[tf.TensorShape]:
