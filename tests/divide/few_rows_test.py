@@ -5,7 +5,9 @@ import tensorflow as tf
 
 from towers.divide.divided import Divided
 from towers.divide.facts import SIZE
+from towers.divide.flat import flatten, new_op
 from towers.divide.machines import Machine
+from towers.divide.probes import Probes
 from towers.machine.tensorflow_internals import traced_graph
 from towers.step.exchange import LocalExchange
 
@@ -16,6 +18,19 @@ def first(x):
 
 def padded(x):
     return tf.concat([x, tf.zeros((12, 4), x.dtype)[tf.shape(x)[0] :]], 0)
+
+
+def gradient_of_loop(x):
+    """In its backward pass, the loop reads the sizes of its forward pass from lists."""
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        part = first(x)
+        _, total = tf.while_loop(
+            lambda i, s: i < 2,
+            lambda i, s: (i + 1, s * s + tf.reduce_mean(part * part, 0)),
+            (0, x),
+        )
+    return tape.gradient(total, x)
 
 
 # What follows from a size: the size itself, numbers behind it, and a tensor that is made of it.
@@ -34,6 +49,7 @@ SIZES = {
     "an axis": lambda x: tf.reverse(x, [tf.shape(x[:3])[0] - 2]),
     "a number of sizes": lambda x: tf.size(tf.ones(tf.range(1, tf.shape(x)[0] + 1)[:2])),
     "the mean of a slice": lambda x: tf.reduce_mean(first(x)),
+    "the gradient of a loop": gradient_of_loop,
     "the state of a loop": lambda x: tf.shape(
         tf.while_loop(lambda i, s: i < 2, lambda i, s: (i + 1, s * s), (0, first(x)))[1]
     )[0],
@@ -43,6 +59,18 @@ SIZES = {
 def divided(make):
     graph, _ = traced_graph(make, [tf.TensorSpec((None, 4), tf.float64)])
     return Divided(graph, [0], Machine([f"/cpu:{t}" for t in range(3)], LocalExchange(3)))
+
+
+def test_a_value_that_equals_another_one_has_its_doubts():
+    graph, _ = traced_graph(first, [tf.TensorSpec((None, 4), tf.float64)])
+    (x,) = new_op("Placeholder", graph.inputs[0].op, [], graph.inputs).outputs
+    ops, (part,) = flatten(graph, {id(graph.inputs[0]): x})
+    (same,) = new_op("Identity", part.op.source, [part], graph.outputs).outputs
+    probes = Probes()
+    probes.feed_rows(x)
+    probes.extend(ops)
+    probes.alias(same, part)
+    assert probes.dims(part) == probes.dims(same) == [(6, 6, 1, 6), (4, 4, 4, 4)]
 
 
 def sizes(x):

@@ -231,10 +231,10 @@ class Analysis:
         # Noise is no size: made where it is read, it would be other noise where XLA compiles.
         if is_noise(look.type) or not all(value.fact == SIZE for value in look.inputs):
             return False
-        known = list(map(self._dims, look.outputs))
+        known = map(self._known_sizes, look.outputs)
         return all(sizes is not None and all(map(is_fixed, sizes)) for sizes in known)
 
-    def _dims(self, value: Value) -> list[Dim] | None:
+    def _known_sizes(self, value: Value) -> list[Dim] | None:
         """Returns the sizes of a value at the probes, or of the integers that it is there."""
         sizes = self.probes.dims(value)
         found = self.probes.values(value) if sizes is None else None

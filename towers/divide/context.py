@@ -237,7 +237,7 @@ def reads(op: Op) -> list[tuple[Value, Need]]:
     pairs = []
     for value, need in whole if op.in_towers is None else op.in_towers.needs:
         if value.fact == SIZE:
-            pairs += [(root, OWN) for root in sources(value)]
+            pairs += [(root, OWN) for root in roots(value)]
         else:
             need = without_change(value, need)
             pairs.append((value, WHOLE if need == AS_PART else need))

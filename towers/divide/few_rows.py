@@ -4,7 +4,7 @@
     x[:6]        6        6        6        1    <-- no constant
 
 A size that the trace leaves open, and that the probes show as a constant, is trusted only if
-TensorFlow infers the same size for one row. What follows from a size in doubt is in doubt, too.
+TensorFlow infers the same size for one row. A size in doubt puts in doubt all that it is used for.
 """
 
 from collections.abc import Callable, Sequence

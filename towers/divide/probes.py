@@ -102,16 +102,19 @@ class Probes:
     def shapes(self, value: Value) -> list[tf.TensorShape]:
         """Returns the shapes at the probes.
 
-        A size in doubt is as one row has it at probe 2, so that it neither counts rows nor is one
-        of a constant. It is unknown if that would not show.
+        At probe 2, a size in doubt is replaced by that of one row. So it is taken neither for a
+        constant nor for a number of rows.
         """
-        sizes, shapes = self._doubts.sizes(value), self._inferred(value)
-        if sizes is not None:
+        in_doubt, shapes = self._doubts.sizes(value), self._inferred(value)
+        if in_doubt is not None:
+            sizes = shapes[2].as_list()
             even = self._even_sizes(value) or sizes
-            of_one = zip(shapes[2], sizes, even, strict=True)
-            shapes[2] = tf.TensorShape(
-                [n if a == b else None if a == n else a for n, a, b in of_one]
-            )
+            for axis, (size, expected) in enumerate(zip(in_doubt, even, strict=True)):
+                if size == sizes[axis] != expected:
+                    sizes[axis] = None  # such as 12, the rows of the probe: nothing would differ
+                elif size != expected:
+                    sizes[axis] = size
+            shapes[2] = tf.TensorShape(sizes)
         return shapes
 
     def _inferred(self, value: Value) -> list[tf.TensorShape]:
