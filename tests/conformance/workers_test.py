@@ -69,6 +69,7 @@ def kinds(num_towers):
         policy=GPU,
         batch_norm="synchronized",
     )
+    found["small_gru"] = partial(images, recurrent, image)
     found["small_own_rows"] = partial(images, small, weighted, max_devices=2, own_rows=True)
     found["noise"] = partial(train, num_towers, partial(noisy, "mapped"), rows, loss="mse")
     for name, make, data in [*OWN, OwnCase("everything", Everything, tokens)]:
@@ -88,6 +89,12 @@ def small():
     z = L.Conv2D(4, 3, padding="same", dilation_rate=2)(L.Dropout(0.2)(L.ReLU()(y)))
     y = L.GlobalAveragePooling2D()(L.Add()([y, L.BatchNormalization()(z)]))
     return keras.Model(x, L.Dense(CLASSES, activation="softmax")(y))
+
+
+def recurrent():
+    """A loop that XLA compiles, also on CPUs."""
+    layers = [L.Reshape((4, -1)), L.GRU(3), L.Dense(CLASSES, activation="softmax")]
+    return keras.Sequential([keras.Input(SHAPE), *layers])
 
 
 def wide():
@@ -252,7 +259,7 @@ REST = (
     "ragged_output",
 )
 FAR = ("synchronized", "mirrored", "stages")  # statistics, parameters, activations travel, too
-SMALL = tuple(f"small_{name}" for name in (*FAR, "sharded", "own_rows"))
+SMALL = tuple(f"small_{name}" for name in (*FAR, "sharded", "own_rows", "gru"))
 OWN_FEW = "own_gan", "own_everything", "own_loss"
 OWN_ALL = (*OWN_FEW, "own_tower0", *(f"own_{case}" for case in OWN if case.name != "gan"))
 SUMS = ("layer_norm", "sum", "subclassed", "embedding")

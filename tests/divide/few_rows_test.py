@@ -10,6 +10,7 @@ from towers.divide.machines import Machine
 from towers.divide.probes import Probes
 from towers.machine.tensorflow_internals import traced_graph
 from towers.step.exchange import LocalExchange
+from towers.step.structures import RowComponents
 
 
 def first(x):
@@ -58,7 +59,8 @@ SIZES = {
 
 def divided(make):
     graph, _ = traced_graph(make, [tf.TensorSpec((None, 4), tf.float64)])
-    return Divided(graph, [0], Machine([f"/cpu:{t}" for t in range(3)], LocalExchange(3)))
+    machine = Machine([f"/cpu:{t}" for t in range(3)], LocalExchange(3))
+    return Divided(graph, RowComponents([0]), machine)
 
 
 def test_a_value_that_equals_another_one_has_its_doubts():

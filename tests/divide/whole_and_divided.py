@@ -15,6 +15,7 @@ import tensorflow as tf
 from towers.divide.divided import Divided
 from towers.divide.machines import Machine
 from towers.step.exchange import LocalExchange
+from towers.step.structures import RowComponents
 
 R = tf.raw_ops
 N3, N34, T3N4 = ("n", 3), ("n", 3, 4), (3, "n", 4)
@@ -153,7 +154,9 @@ def traced_and_divided(cases: list[Case]) -> tuple[Any, Divided]:
     shapes = [shape for case in cases for shape in case.shapes]
     row_inputs = [i for i, shape in enumerate(shapes) if "n" in shape]
     return whole, Divided(
-        whole.graph, row_inputs, Machine(["/cpu:0"] * TOWERS, LocalExchange(TOWERS))
+        whole.graph,
+        RowComponents(row_inputs),
+        Machine(["/cpu:0"] * TOWERS, LocalExchange(TOWERS)),
     )
 
 

@@ -10,6 +10,9 @@ import tensorflow as tf
 import towers
 from tests.step.small_step import batch
 from towers.divide import stages
+from towers.divide.divided_step import DividedStep, method_of
+from towers.divide.machines import Machine
+from towers.step.exchange import LocalExchange
 from towers.step import xla
 
 L = keras.layers
@@ -243,3 +246,33 @@ def test_a_layer_that_xla_cannot_compile_is_named():
     model = keras.Sequential([keras.Input((8, 8, 3)), L.RandomRotation(0.1, name="turned")])
     with pytest.raises(ValueError, match="XLA cannot compile layer 'turned', a RandomRotation"):
         towers.TowerStep(model, "sgd", "mse", devices=["/cpu:0"], jit_compile=True)
+
+
+class Noting(LocalExchange):
+    """Notes the shapes of what several workers would exchange."""
+
+    is_alone = False
+
+    def __init__(self, num_towers):
+        super().__init__(num_towers)
+        self.parts, self.rows = [], []
+
+    def reduce(self, values, *more):
+        self.parts += [value.shape for of_tower in values for value in of_tower]
+        return super().reduce(values, *more)
+
+    def concat(self, values):
+        self.rows.append([value.shape.as_list() for value in values])
+        return super().concat(values)
+
+
+def test_workers_know_the_shapes_of_what_xla_compiles():
+    """A worker that knew less of a shape than another one would wait for it forever."""
+    model, exchange = recurrent(), Noting(2)
+    model.compile("sgd", "mse")
+    machine = Machine(["/cpu:0"] * 2, exchange, full_batch=lambda sizes: [n == 2 for n in sizes])
+    x, y = tf.zeros([4, 5, 3]), tf.zeros([4, 1])
+    for name, data in (("train_step", (x, y)), ("predict_step", (x,))):
+        DividedStep(method_of(model, name), machine, model=model).run(data, None)
+    assert exchange.parts and all(shape.is_fully_defined() for shape in exchange.parts)
+    assert exchange.rows == [[[None, 1], [None, 1]]]

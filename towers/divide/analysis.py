@@ -9,14 +9,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from towers.divide import arithmetic, as_rows, layers, loops, own_moments, shapes  # noqa: F401  (rules)
+from towers.divide import arithmetic, as_rows, composites, layers, loops, own_moments, shapes  # noqa: F401  (rules)
 from towers.divide.context import roots
 from towers.divide.facts import (
-    EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Op, Value,
+    EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Op, Shapes, Value, rows,
 )  # fmt: skip
 from towers.divide.flat import has_effects, is_noise, new_op
 from towers.divide.probes import Dim, Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
+from towers.step.structures import RowComponents
 
 # These make rows of a value that has none, if their shape argument counts rows.
 _MAKE_ROWS = ("BroadcastTo", "Fill", "Tile", "StatelessRandomUniformV2", "StatelessRandomNormalV2",
@@ -65,6 +66,13 @@ class Analysis:
         self._sizes: dict[Op, bool] = {}  # what follows from shapes: may it change by the batch?
         self._seen: set[Value] = set()  # sizes whose formulas have been looked for
         self.is_inside = False
+
+    def feed(self, inputs: Sequence[Value], batch: RowComponents) -> None:
+        """Adds the inputs of the trace; batch: which of them tell the number of rows."""
+        self.probes.feed_inputs(inputs, batch)
+        for i in batch.dense:
+            inputs[i].fact = rows(0)
+        self._sizes.update((inputs[i].op, True) for i in batch.dense_shapes)
 
     def place(self, ops: Sequence[Op]) -> list[Op]:
         """Decides on operations; returns them in their order, with the reads before loops.
@@ -151,8 +159,11 @@ class Analysis:
         """Decides on an operation with lists or functions, whose rule knows the shapes."""
         answer = loops.each_of(self, op)
         self._decide(op, answer)
-        for i, value in enumerate(op.outputs):
-            probe_shapes = answer.shapes[i] if answer is not None and answer.shapes else None
+        if answer is None:
+            shapes: Sequence[Shapes | None] = composites.shapes_of_all(Look(op, self.probes))
+        else:
+            shapes = answer.shapes or [None] * len(op.outputs)
+        for i, (value, probe_shapes) in enumerate(zip(op.outputs, shapes, strict=True)):
             value.elements = (
                 answer.elements[i] if answer is not None and answer.elements else Elements()
             )

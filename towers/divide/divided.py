@@ -14,7 +14,7 @@ import tensorflow as tf
 from towers.divide.analysis import Analysis
 from towers.divide.context import reads, sources
 from towers.divide.copies import NoCopies
-from towers.divide.facts import SIZE, WHOLE, Op, Value, rows
+from towers.divide.facts import SIZE, WHOLE, Op, Value
 from towers.divide.flat import (
     flatten, has_effects, inputs_of, live, merged, new_op, outputs_of,
 )  # fmt: skip
@@ -25,11 +25,11 @@ from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import Phases, phases_of
 from towers.divide.pipeline import Pipeline, levels_of, stages_of
-from towers.divide.probes import ROWS
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
 from towers.divide.run import Run
 from towers.divide.stages import Stage
+from towers.step.structures import RowComponents
 
 _END = -2  # stands for the phase in which the results are read
 
@@ -41,23 +41,19 @@ class Divided:
     """
 
     def __init__(
-        self, graph: tf.Graph, row_inputs: Collection[int], machine: Machine, *,
-        gives_parts: bool = False, row_splits: Collection[int] = (),
-        markers: Mapping[str, Marked] | None = None,
+        self, graph: tf.Graph, batch: RowComponents, machine: Machine,
+        gives_parts: bool = False, markers: Mapping[str, Marked] | None = None,
     ) -> None:  # fmt: skip
         """
         Args:
             graph: the FuncGraph of a function, traced with an open number of rows.
-            row_inputs: the indices of its inputs that hold the rows of the batch, along axis 0.
+            batch: which of its inputs tell the number of rows of the batch.
             machine: where it runs.
             gives_parts: whether `with_parts` will be called.
-            row_splits: the indices of its inputs that say where each ragged row begins, and where
-                the last one ends.
             markers: the markers of statistics that each tower has for itself, by name.
         """
-        self._row_splits, self._markers = row_splits, markers
-        self._graph, self._machine = graph, machine
-        self._rows = sorted(row_inputs)
+        self._graph, self._batch = graph, batch
+        self._machine, self._markers = machine, markers
         self._analyse()
         handles = graph.external_captures
         by_handle = {id(variable.handle): variable for variable in graph.variables}
@@ -128,14 +124,7 @@ class Divided:
             arguments = {id(t): v for t, v in zip(self._graph.inputs, self._inputs, strict=True)}
             ops, self.outputs = merged(*flatten(self._graph, arguments))
             analysis = Analysis(forced, self._markers)
-            for i, value in enumerate(self._inputs):
-                if i in self._rows:
-                    value.fact = rows(0)
-                    analysis.probes.feed_rows(value)
-                elif i in self._row_splits:
-                    analysis.probes.feed(value, [[count + 1] for count in ROWS])
-                else:
-                    analysis.probes.feed_static(value)
+            analysis.feed(self._inputs, self._batch)
             self.ops = _read(analysis.place(live(ops, self.outputs)), self.outputs)
             # The towers' lists cannot be joined to a whole one. Operations on such a list run once.
             # This changes what other operations read, so decide again.
@@ -186,10 +175,11 @@ class Divided:
         """Runs all phases."""
         captured = self._graph.external_captures
         given = dict(zip(self._inputs, [*arguments, *captured], strict=True))
-        batch = [self._inputs[i] for i in self._rows]
-        shards = None if placed is None else [[own[i] for i in self._rows] for own in placed]
+        dense = self._batch.dense
+        batch = [self._inputs[i] for i in dense]
+        shards = None if placed is None else [[own[i] for i in dense] for own in placed]
         with tf.device(self._machine.home):
-            run = Run(self._machine, given, batch, shards)
+            run = Run(self._machine, given, batch, self._batch.num_rows(arguments), shards)
         # Code between two steps may have assigned to the parameters.
         self._machine.copies.refresh_if_stale()
         for phase in self._phases:

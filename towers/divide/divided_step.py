@@ -84,11 +84,9 @@ class DividedStep:
                 markers.clear()
                 graph, _ = traced_graph(step, flat)
         warn_of_unordered_sums(graph)
-        dense, row_splits = row_components(specs)
         divided = Divided(
-            graph, dense, self.machine, gives_parts=self._gives_parts, row_splits=row_splits,
-            markers=markers,
-        )  # fmt: skip
+            graph, row_components(specs), self.machine, self._gives_parts, markers=markers
+        )
         if divided.fixed_batch:
             raise BatchInCode(
                 f"{line_of(divided.fixed_batch[0].source)} works for one batch size alone, which "

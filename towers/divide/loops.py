@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
+from towers.divide.composites import fills_or_sums
 from towers.divide.context import Context, reads
 from towers.divide.facts import (
     EMPTY, ONCE, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op, Shapes, Tensors, Value,
@@ -37,9 +38,9 @@ class LoopAnalysis(Protocol):
 
 
 def has_own_shapes(op: Op) -> bool:
-    """Returns whether only a rule of this module, `lists` or `tables` knows the results' shapes."""
+    """Returns whether only a rule outside of `probes` knows the results' shapes."""
     has_list = any(value.dtype == tf.variant for value in (*op.inputs, *op.outputs))
-    return has_list or op.type in (*LOOPS, *CONDITIONS, *TABLES)
+    return has_list or op.type in (*LOOPS, *CONDITIONS, *TABLES) or fills_or_sums(op)
 
 
 def each_of(analysis: LoopAnalysis, op: Op) -> Each | None:

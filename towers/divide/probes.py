@@ -18,6 +18,7 @@ from towers.divide.facts import Op, Shapes, Value
 from towers.divide.few_rows import Doubts, given_node, node_of
 from towers.divide.flat import inputs_of, outputs_of
 from towers.machine.tensorflow_internals import evaluated
+from towers.step.structures import RowComponents
 
 ROWS = (10080, 20160, 12, 10080)  # 10080 has many divisors: steps may reshape rows into groups
 _OPEN = [(23, 20011), (29, 20021), (31, 20023), (37, 20029)]  # by axis: at probes 0 to 2, at 3
@@ -52,7 +53,7 @@ class Probes:
         self._graphs = [tf.Graph() for _ in ROWS]
         self._tensors: dict[Value, list[tf.Tensor]] = {}
         self._shapes: dict[Value, list[tf.TensorShape]] = {}  # of values that no graph computes
-        self._numbers: dict[Value, Sequence[int]] = {}
+        self._numbers: dict[Value, Sequence[int | np.ndarray]] = {}
         self._num_imports = 0
         self._has_open = False  # sizes besides the number of rows
         self.dims = cache(self._dims)
@@ -65,20 +66,39 @@ class Probes:
         known = [None] * len(ROWS) if shapes is None else shapes
         self._shapes[value] = [tf.TensorShape(shape) for shape in known]
 
-    def feed_rows(self, value: Value) -> None:
-        """Adds rows of the batch, along axis 0."""
-        shapes = []
-        for k, count in enumerate(ROWS):
-            sizes = enumerate(value.shape[1:] if value.shape.rank else [])
-            at_probe = [pair[k == 3] for pair in _OPEN]
-            shapes.append([count, *(at_probe[a % 4] if n is None else n for a, n in sizes)])
-        self._has_open |= shapes[0] != shapes[3]
-        assert not self._num_imports, "rows come first"
-        self.feed(value, shapes)
+    def feed_inputs(self, inputs: Sequence[Value], batch: RowComponents) -> None:
+        """Adds the inputs of the trace; batch: which of them tell the number of rows."""
+        self._has_open = bool(batch.row_splits)  # the length of the longest row
+        for i, value in enumerate(inputs):
+            if i in batch.dense:
+                self.feed(value, self._shapes_of_rows(value.shape))
+            elif i in batch.row_splits:
+                self.feed(value, [[count + 1] for count in ROWS])
+            elif i in batch.dense_shapes:
+                shapes = self._shapes_of_rows(batch.dense_shapes[i])
+                self.feed_numbers(value, list(map(np.array, shapes)))
+            else:
+                self.feed_static(value)
 
-    def feed_numbers(self, value: Value, numbers: Sequence[int]) -> None:
-        """Adds an integer whose values at the probes are known."""
-        self.feed(value, [[]] * len(ROWS))
+    def _shapes_of_rows(self, shape: tf.TensorShape) -> list[list[int]]:
+        """Returns the shapes at the probes of a tensor of the batch, with rows along axis 0."""
+        sizes = [*enumerate(shape[1:] if shape.rank else [])]
+        found = [
+            [count, *(_open_size(axis, k) if n is None else n for axis, n in sizes)]
+            for k, count in enumerate(ROWS)
+        ]
+        self._has_open |= found[0] != found[3]
+        return found
+
+    def open_sizes(self) -> Dim | None:
+        """Returns a size that does not count rows, and changes from batch to batch, if any do."""
+        if not self._has_open:
+            return None
+        return tuple(_open_size(0, k) for k in range(len(ROWS)))
+
+    def feed_numbers(self, value: Value, numbers: Sequence[int | np.ndarray]) -> None:
+        """Adds integers whose values at the probes are known."""
+        self.feed(value, [np.shape(number) for number in numbers])
         self._numbers[value] = numbers
 
     def feed_static(self, value: Value) -> None:
@@ -276,6 +296,11 @@ class Probes:
         if is_linear:
             return (start, slope)
         return None
+
+
+def _open_size(axis: int, k: int) -> int:
+    """Returns a size that changes from batch to batch without the number of rows, at probe k."""
+    return _OPEN[axis % len(_OPEN)][k == 3]
 
 
 def _dims_of(shapes: Shapes) -> list[Dim] | None:

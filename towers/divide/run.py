@@ -33,17 +33,17 @@ class Run:
 
     def __init__(
         self, machine: Machine, inputs: Mapping[Value, tf.Tensor], batch: Sequence[Value],
-        placed: Sequence[Sequence[tf.Tensor]] | None,
+        total: tf.Tensor, placed: Sequence[Sequence[tf.Tensor]] | None,
     ) -> None:  # fmt: skip
         """
-        batch: the inputs that have the rows of the batch. placed: for each of this
-            worker's towers, its rows of them, on its device; None: the batch is split here.
+        batch: the inputs that have the rows of the batch. total: their number. placed: for each of
+            this worker's towers, its rows of them, on its device; None: the batch is split here.
         """
         self.machine, self._inputs = machine, dict(inputs)
         exchange = machine.exchange
         num_towers, local = exchange.num_towers, exchange.local_towers
-        self.total = tf.shape(inputs[batch[0]])[0] if batch else tf.constant(1)
-        starts, _, self.counts = bounds(self.total, num_towers)
+        self.total = total
+        starts, _, self.counts = bounds(total, num_towers)
         # A tower without rows computes on the last row of the batch, because some kernels fail
         # without one. `Stage` and `real_parts` drop what it computes.
         sizes = tf.unstack(self.counts, num_towers)
@@ -195,7 +195,7 @@ class Run:
                         shape = tf.shape(part)
                         is_kept = tf.one_hot(value.fact.axis, tf.size(shape), place.has_rows, True)
                         part = tf.slice(part, tf.zeros_like(shape), tf.where(is_kept, shape, 0))
-                    part.set_shape(open_shape(value))  # workers exchange by the shapes they know
+                part.set_shape(open_shape(value))  # workers exchange by the shapes they know
                 kept.append(part)
             self._real_parts[value] = kept
         return self._real_parts[value]

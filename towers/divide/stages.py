@@ -129,6 +129,9 @@ class Stage:
 
     def _real(self, place: Place, results: Tensors) -> Tensors:
         """Returns results in which parts of sums are zero if the tower has no rows."""
+        for value, result in zip(self._outputs, results, strict=True):
+            if value.dtype != tf.variant:  # what TensorFlow chooses to compile has lost its shape
+                result.set_shape(open_shape(value))
         is_part = [value.fact == PART and value.dtype != tf.variant for value in self._outputs]
         real = iter(_if_rows(place, [part for part, told in zip(results, is_part) if told]))
         return [next(real) if told else value for value, told in zip(results, is_part)]

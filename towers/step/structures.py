@@ -4,7 +4,7 @@ Other modules do not depend on the kind of tensor: dense, ragged or sparse.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias, TypeVar, Union
+from typing import Any, NamedTuple, TypeAlias, TypeVar, Union
 
 import keras
 import numpy as np
@@ -144,12 +144,31 @@ def packed(specs: _Structure, tensors: Iterator[tf.Tensor]) -> _Structure:
     return tf.nest.pack_sequence_as(specs, values, expand_composites=True)
 
 
-def row_components(specs: Structure) -> tuple[list[int], list[int]]:
-    """Returns which `components` of a batch are dense, with the rows along axis 0.
+class RowComponents(NamedTuple):
+    """Says which `components` of a batch tell the number of its rows, n, by their index.
 
-    The second list has those that say where ragged rows begin and end.
+    dense: tensors [n, ...]. row_splits: where each ragged row begins, and where the last one ends,
+        [n + 1]. dense_shapes: the shapes [n, ...] of sparse tensors, with what is known of them.
     """
-    dense, row_splits, place = [], [], 0
+
+    dense: Sequence[int]
+    row_splits: Sequence[int] = ()
+    dense_shapes: Mapping[int, tf.TensorShape] = {}
+
+    def num_rows(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+        """Returns n, scalar int32, of the components of a batch; 1 if nothing tells it."""
+        if self.dense:
+            return tf.shape(tensors[self.dense[0]])[0]
+        if self.row_splits:
+            return tf.shape(tensors[self.row_splits[0]])[0] - 1
+        for i in self.dense_shapes:
+            return tf.cast(tensors[i][0], tf.int32)
+        return tf.constant(1)
+
+
+def row_components(specs: Structure) -> RowComponents:
+    """Returns which `components` of a batch of these specs tell the number of its rows."""
+    dense, row_splits, dense_shapes, place = [], [], {}, 0
     for spec in tf.nest.flatten(specs):
         if spec is None:
             continue
@@ -158,5 +177,7 @@ def row_components(specs: Structure) -> tuple[list[int], list[int]]:
             dense.append(place)
         if isinstance(spec, tf.RaggedTensorSpec):  # the values, then the splits of each axis
             row_splits.append(place + len(parts) - spec.ragged_rank)
+        if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank:  # indices, values, the shape
+            dense_shapes[place + 2] = spec.shape
         place += len(parts)
-    return dense, row_splits
+    return RowComponents(dense, row_splits, dense_shapes)
