@@ -69,7 +69,7 @@ def test_a_value_that_equals_another_one_has_its_doubts():
     ops, (part,) = flatten(graph, {id(graph.inputs[0]): x})
     (same,) = new_op("Identity", part.op.source, [part], graph.outputs).outputs
     probes = Probes()
-    probes.feed_rows(x)
+    probes.feed_inputs([x], RowComponents([0]))
     probes.extend(ops)
     probes.alias(same, part)
     assert probes.dims(part) == probes.dims(same) == [(6, 6, 1, 6), (4, 4, 4, 4)]
