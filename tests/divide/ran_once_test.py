@@ -80,6 +80,23 @@ def test_small_rows_that_are_gathered_are_listed_without_a_warning():
     assert "MatMul" not in found  # towers share the rows again
 
 
+def test_a_product_of_the_entries_of_ragged_rows_is_a_warning():
+    class OnEntries(keras.Layer):
+        def build(self, shape):
+            self.kernel = self.add_weight(shape=(2, 3))
+
+        def call(self, x):
+            made = tf.ragged.map_flat_values(tf.matmul, x, tf.convert_to_tensor(self.kernel))
+            return tf.reduce_sum(made, axis=1)
+
+    rows = keras.Input((None, 2), ragged=True)
+    model = keras.Model(rows, L.Dense(1)(OnEntries()(rows)))
+    model.compile("sgd", "mse")
+    x = tf.RaggedTensor.from_row_lengths(tf.ones([6, 2]), [1, 0, 3, 2])
+    with pytest.warns(TowersWarning, match=r"ran_once_test.py:\d+: MatMul \(2 times"):
+        towers.make_parallel(model, 2, num_towers=2).fit(x, np.ones((4, 1)), verbose=0)
+
+
 @pytest.mark.parametrize("rehearses_gpus", ["0", "1"])
 def test_the_bytes_are_those_of_the_newest_batch_also_if_shards_are_sent_ahead(
     rehearses_gpus, monkeypatch

@@ -131,7 +131,8 @@ class Divided:
             needed = _whole_lists(self.ops, self.outputs)
             if not needed:
                 multiply_sums(self.ops)
-                self.runs_once = RunsOnce(self.ops, analysis.probes)
+                entries = {self._inputs[i] for i in self._batch.of_entries}
+                self.runs_once = RunsOnce(self.ops, analysis.probes, entries)
                 once = (op for op in self.ops if op.in_towers is None)
                 self.fixed_batch = list(filter(analysis.probes.has_fixed_batch, once))
                 return

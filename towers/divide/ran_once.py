@@ -7,8 +7,9 @@ The result is exact all the same. Sums of the towers' parts, such as the loss an
 left out, because every step has them.
 """
 
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
@@ -58,13 +59,14 @@ class RanOnce(NamedTuple):
 class RunsOnce:
     """Holds the operations of a divided step that have rows and run once, for any batch size."""
 
-    def __init__(self, ops: Sequence[Op], probes: Probes) -> None:
+    def __init__(self, ops: Sequence[Op], probes: Probes, entries: Collection[Value]) -> None:
+        """entries: what the batch has of ragged and sparse rows."""
         self._line = current_line()  # the user's line that had the step traced
-        self._causes = _causes(ops, probes)
+        self._causes = _causes(ops, probes, entries)
         self._named = _by_name(ops) if self._causes else {}
         counted = ops if self._causes else []
         self._total = _sum(_bytes(value, probes) for op in counted for value in _moved(op))
-        self._read = {op: _rows_read(op, self._causes, probes) for op in self._causes}
+        self._read = {op: _rows_read(op, self._causes, probes, entries) for op in self._causes}
         touched = (value for op in self._causes for value in _moved(op))
         self._bytes = {value: _bytes(value, probes) for value in touched}
 
@@ -134,12 +136,12 @@ def _by_name(ops: Iterable[Op]) -> dict[str, tf.Operation]:
     return found
 
 
-def _causes(ops: Iterable[Op], probes: Probes) -> dict[Op, Op]:
+def _causes(ops: Iterable[Op], probes: Probes, entries: Collection[Value]) -> dict[Op, Op]:
     """Returns the operations that have rows and run once, each with the first one before it."""
     causes: dict[Op, Op] = {}
     for op in ops:
         if op.in_towers is None and op.type not in _CHEAP:
-            read = _rows_read(op, causes, probes)
+            read = _rows_read(op, causes, probes, entries)
             before = [value.op for value in read if value.op in causes]
             if read:
                 causes[op] = causes[before[0]] if before else op
@@ -151,14 +153,19 @@ def _moved(op: Op) -> list[Value]:
     return [*op.inputs, *op.outputs]
 
 
-def _rows_read(op: Op, causes: Mapping[Op, Op], probes: Probes) -> list[Value]:
-    """Returns the inputs that are rows of towers, or come from such rows and have rows, too."""
+def _rows_read(
+    op: Op, causes: Mapping[Op, Op], probes: Probes, entries: Collection[Value]
+) -> list[Value]:
+    """Returns the inputs that are rows, or come from such rows and have rows, too."""
 
     def has_rows(value: Value) -> bool:
         dims = probes.dims(value)
         return dims is None or value.dtype == tf.variant or not all(map(is_fixed, dims))
 
-    return [v for v in op.inputs if v.fact.has_rows or v.op in causes and has_rows(v)]
+    are_rows = (
+        v.fact.has_rows or v in entries or v.op in causes and has_rows(v) for v in op.inputs
+    )
+    return list(itertools.compress(op.inputs, are_rows))
 
 
 def _bytes(value: Value, probes: Probes) -> Bytes:

@@ -145,15 +145,17 @@ def packed(specs: _Structure, tensors: Iterator[tf.Tensor]) -> _Structure:
 
 
 class RowComponents(NamedTuple):
-    """Says which `components` of a batch tell the number of its rows, n, by their index.
+    """Says what the `components` of a batch have of its n rows, by their index.
 
     dense: tensors [n, ...]. row_splits: where each ragged row begins, and where the last one ends,
         [n + 1]. dense_shapes: the shapes [n, ...] of sparse tensors, with what is known of them.
+        of_entries: all components of ragged and sparse tensors.
     """
 
     dense: Sequence[int]
     row_splits: Sequence[int] = ()
     dense_shapes: Mapping[int, tf.TensorShape] = {}
+    of_entries: Sequence[int] = ()
 
     def num_rows(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
         """Returns n, scalar int32, of the components of a batch; 1 if nothing tells it."""
@@ -167,8 +169,11 @@ class RowComponents(NamedTuple):
 
 
 def row_components(specs: Structure) -> RowComponents:
-    """Returns which `components` of a batch of these specs tell the number of its rows."""
-    dense, row_splits, dense_shapes, place = [], [], {}, 0
+    """Returns what the `components` of a batch of these specs have of its rows."""
+    dense: list[int] = []
+    row_splits: list[int] = []
+    of_entries: list[int] = []
+    dense_shapes, place = {}, 0
     for spec in tf.nest.flatten(specs):
         if spec is None:
             continue
@@ -179,5 +184,7 @@ def row_components(specs: Structure) -> RowComponents:
             row_splits.append(place + len(parts) - spec.ragged_rank)
         if isinstance(spec, tf.SparseTensorSpec) and spec.shape.rank:  # indices, values, the shape
             dense_shapes[place + 2] = spec.shape
+        if is_composite(spec):
+            of_entries += range(place, place + len(parts))
         place += len(parts)
-    return RowComponents(dense, row_splits, dense_shapes)
+    return RowComponents(dense, row_splits, dense_shapes, of_entries)
