@@ -1,17 +1,14 @@
 """keras.remat in towers: the results of one device, in less memory."""
 
-import contextlib
 import subprocess
 import sys
 
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 
+import towers
 from tests.parallel.pairs import assert_close
-from towers.machine import devices
-from towers.divide.tower_step import TowerStep
 
 L = keras.layers
 
@@ -58,74 +55,23 @@ def noisy(remat):
     return keras.Sequential([keras.Input((6,)), Block(inner, remat), L.Dense(3)])
 
 
-def plain(remat):
-    inner = [L.Dense(6, activation="gelu"), L.Dense(6, activation="tanh")]
-    return keras.Sequential([keras.Input((6,)), Block(inner, remat), L.Dense(3)])
-
-
-def masked(remat):
-    """Keras' own layers, with keywords and masks, in a RematScope."""
-    with keras.RematScope("full") if remat else contextlib.nullcontext():
-        x = keras.Input((6,))
-        tokens = L.Lambda(lambda x: tf.cast(tf.abs(x) * 3, tf.int32))(x)
-        rows = L.Embedding(30, 4, mask_zero=True)(tokens)
-        return keras.Model(x, L.Dense(3)(L.LSTM(4)(rows)))
-
-
-def looped(remat):
-    """A part inside of a loop's graph, which captures its parameters."""
-
-    class Looped(Block):
-        def call(self, x):
-            def again(i, h):
-                return i + 1, super(Looped, self).call(h)
-
-            return tf.while_loop(lambda i, h: i < 3, again, (0, x), maximum_iterations=3)[1]
-
-    return keras.Sequential([keras.Input((6,)), Looped([L.Dense(6)], remat), L.Dense(3)])
-
-
 def batch(size=19):
     rng = np.random.default_rng(size)
     return rng.normal(size=(size, 6)), rng.normal(size=(size, 3))
 
 
-def trained(build, remat, **options):
-    """All variables after 3 steps of 2 towers."""
-    keras.utils.set_random_seed(1)
-    model = build(remat)
-    step = TowerStep(
-        model,
-        keras.optimizers.SGD(0.1, momentum=0.9),
-        "mse",
-        devices=devices.tower_devices(2, "cpu"),
-        **options,
-    )
-    for _ in range(3):
-        step.train_batch(*batch())
-    return [v.numpy() for v in model.variables]
+def test_recomputed_results_are_those_of_one_device(float64):
+    def compiled():
+        keras.utils.set_random_seed(1)
+        model = noisy(remat=True)
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
+        return model
 
-
-@pytest.mark.telling("noisy")
-@pytest.mark.filterwarnings("ignore:.*could not be tried")  # masks of made-up tokens
-@pytest.mark.parametrize("build", [noisy, masked, looped])
-def test_recomputed_results_are_those_of_one_device(build, float64):
-    keras.utils.set_random_seed(1)
-    model = build(True)
-    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", jit_compile=False)
-    for _ in range(3):
-        model.train_on_batch(*batch())
-    assert_close(trained(build, True), [v.numpy() for v in model.variables], 1e-10)
-
-
-@pytest.mark.matrix
-def test_half_precision_is_kept():
-    """Outside of its layer, a part would be computed again in float32."""
-    keras.config.set_dtype_policy("mixed_bfloat16")
-    try:
-        np.testing.assert_equal(trained(plain, True), trained(plain, False))
-    finally:
-        keras.config.set_dtype_policy("float32")
+    theirs, ours = compiled(), towers.make_parallel(compiled(), 2)
+    for model in (theirs, ours):
+        for _ in range(3):
+            model.train_on_batch(*batch())
+    assert_close([v.numpy() for v in ours.variables], [v.numpy() for v in theirs.variables], 1e-10)
 
 
 PEAK = """

@@ -228,7 +228,7 @@ def test_noise_of_an_update_that_xla_compiles_is_that_of_one_device():
 
 
 @fast
-@pytest.mark.telling("masked_gru", "two_outputs_dict", "ragged", "sparse", "notes")
+@pytest.mark.telling("masked_gru", "two_outputs_dict", "notes")
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_of_the_conformance_computes_what_one_device_would(name):
     case = CASES[name]

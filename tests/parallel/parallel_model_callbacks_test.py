@@ -218,7 +218,7 @@ def test_a_resumed_fit_keeps_the_noise_estimates_of_its_epoch(tmp_path, monkeypa
             .fit(
                 X,
                 Y,
-                batch_size=3,
+                batch_size=4,
                 verbose=0,
                 callbacks=[towers.Resume(directory, every=1), towers.NoiseScale(), *callbacks],
             )
@@ -226,7 +226,7 @@ def test_a_resumed_fit_keeps_the_noise_estimates_of_its_epoch(tmp_path, monkeypa
         )
 
     with pytest.raises(InterruptedError):
-        fit(tmp_path / "a", Interrupt(11))
+        fit(tmp_path / "a", Interrupt(8))
     (resumed,), (whole,) = fit(tmp_path / "a"), fit(tmp_path / "b")
     assert resumed == whole and np.isfinite(whole)
 

@@ -12,11 +12,8 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import pytest
-import tensorflow as tf
 
 import towers
-from tests.parallel.pairs import Own
 from tests.processes import run_all
 
 
@@ -90,14 +87,6 @@ def late(out):
     compiled(make())
 
 
-class Repeats(Own):
-    """A model whose step gathers more rows than a shard has."""
-
-    def train_step(self, data):
-        towers.gather(tf.repeat(data[0], 2, axis=0))
-        return super().train_step(data)
-
-
 def mistakes(out):
     """Fits that are errors, one after the other; the last one ends the processes."""
     index = towers.join_workers().index
@@ -113,10 +102,6 @@ def mistakes(out):
     checkpoint.filepath = str(Path(out, f"{index}.weights.h5"))
     model.fit(*data(), batch_size=16, verbose=0, callbacks=[checkpoint])
     wrong_label(out)
-
-
-def repeats(out):
-    compiled(Repeats(make().layers)).fit(*data(), batch_size=16, verbose=0)
 
 
 def wrong_label(out):
@@ -162,20 +147,12 @@ def test_mistakes_of_one_worker_are_errors_of_all_and_a_towers_error_ends_its_wo
     assert "rror: worker 1 (127.0.0.1:" in lost and "was lost in a train step" in lost
 
 
-@pytest.mark.telling("late-*")
-@pytest.mark.parametrize(
-    "what, message",
-    [
-        (repeats, "towers.gather, parallel_model_workers_test.py:"),
-        (
-            late,
-            "2 workers, but TensorFlow has started before this process joined them: a model's "
-            "variables start it, too. Call towers.join_workers()",
-        ),
-    ],
-)
-def test_workers_that_would_train_something_else_end_with_an_error(what, message, tmp_path):
-    ended = run(2, what, tmp_path, timeout=120)
+def test_workers_that_join_too_late_end_with_an_error(tmp_path):
+    ended = run(2, late, tmp_path, timeout=120)
+    message = (
+        "2 workers, but TensorFlow has started before this process joined them: a model's "
+        "variables start it, too. Call towers.join_workers()"
+    )
     assert all(code == 1 and message in errors for code, errors in ended), ended
 
 
