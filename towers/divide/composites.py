@@ -1,8 +1,8 @@
 """Rules of ragged and sparse tensors, whose entries are there once.
 
-    entries  -->  to a dense tensor, or a product   each tower, with the entries of its own rows
-             -->  a lookup of empty rows, filled    once, but with a known number of rows: towers
-                                                    share the products and convolutions behind it
+    entries  -->  a dense tensor, or a product    in every tower, from the entries in its rows
+             -->  a lookup, and sums by row       once; if no row is empty, there are as many sums
+                                                  as rows, and towers share the products behind
 
 TensorFlow's shape inference knows nothing of these results.
 """
@@ -116,7 +116,7 @@ def fills_or_sums(op: Op) -> bool:
 def shapes_of_all(look: Look) -> list[Shapes | None]:
     """Returns the shapes at the probes of the results of what runs once; None is unknown.
 
-    Where empty rows have been filled, each row has an entry, and so a sum. Keras' Dense does so.
+    After empty rows have been filled, each row has an entry, and so a sum. Keras' Dense fills them.
     """
     shapes: list[Shapes | None] = [None] * len(look.outputs)
     fill = _fill_before(look.op)

@@ -60,7 +60,7 @@ class RunsOnce:
     """Holds the operations of a divided step that have rows and run once, for any batch size."""
 
     def __init__(self, ops: Sequence[Op], probes: Probes, entries: Collection[Value]) -> None:
-        """entries: what the batch has of ragged and sparse rows."""
+        """`entries` are the components of the batch's ragged and sparse tensors."""
         self._line = current_line()  # the user's line that had the step traced
         self._causes = _causes(ops, probes, entries)
         self._named = _by_name(ops) if self._causes else {}
