@@ -192,11 +192,8 @@ def run(make, num_towers):
 
 
 @pytest.mark.telling(
-    "3-weighted by hand",
     "3-several outputs",
-    "3-variables",
     "3-variables and a mask",
-    "3-tracked activity",
     "3-gather in a layer and in compute_loss",
 )
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)

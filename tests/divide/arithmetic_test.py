@@ -239,7 +239,16 @@ add("Div", lambda x, y: tf.reduce_sum(R.Div(x=tf.reduce_sum(x, 0), y=y)), N3, (3
 add("Sum", lambda x: tf.reduce_sum(_sum_of_integers(x)), N3, divided=None, extremes=())
 add_once("MatMul", lambda x, y: _outer(x) @ _outer(y), N3, N3)
 add("MatMul", lambda x, y: y @ _outer(x), N3, N3)
-add_once("Einsum", lambda x: R.Einsum(inputs=[x], equation="n...d->d...n"), N34)
+for equation, *shapes in (
+    ("n...d->d...n", N34),
+    ("...ij,...jk->...ik", N34, ("n", 4, 2)),
+    ("...ij,...jk->...ik", T3N4, (1, 4, 2)),
+    ("i...j,...jk->k...i", N34, (1, 4, 2)),
+    ("...d,...d->...", T3N4, ("n", 4)),
+    ("...,...->...", ("n", 1, 4), ("n", 5, 4)),
+    ("...d,n...->d...", N34, N3),
+):
+    add("Einsum", lambda *x, equation=equation: R.Einsum(inputs=x, equation=equation), *shapes)
 add_once("Einsum", lambda x: R.Einsum(inputs=[_all_pairs(x)], equation="nn->n"), N3)
 add_once("ArgMax", lambda x: tf.argmax(_all_pairs(x), 0), N3)
 add("Sin", lambda x, y: tf.sin(y @ _outer(x)), N3, N3)

@@ -353,6 +353,7 @@ def spectral():
     return [keras.Input((6,)), L.SpectralNormalization(L.Dense(8)), wide()[2]]
 
 
+@pytest.mark.telling("loop that runs once")
 @pytest.mark.parametrize(
     "make, layers, optimizer",
     [

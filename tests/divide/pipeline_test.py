@@ -40,7 +40,7 @@ def names_by_stage(step, num_stages):
     return found
 
 
-@pytest.mark.telling("attention", "loops")
+@pytest.mark.telling("loops")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_layer_runs_on_the_device_of_its_stage_and_the_loss_on_the_last_one(name):
     build, batch = MODELS[name]
@@ -72,7 +72,7 @@ def statistics():
     return keras.Model(x, L.Dense(3)(L.BatchNormalization()(L.Dense(4, "relu")(y))))
 
 
-@pytest.mark.telling("synchronized", "average")
+@pytest.mark.telling("synchronized")
 @pytest.mark.parametrize("batch_norm", ["synchronized", "average", "tower0"])
 def test_statistics_of_all_towers_go_with_stages(batch_norm):
     def make(gpus_per_tower):
@@ -122,7 +122,7 @@ def unbuilt():
     return keras.Sequential([L.Dense(5, activation="gelu"), L.BatchNormalization(), L.Dense(3)])
 
 
-@pytest.mark.telling("unbuilt-True", "custom-False")
+@pytest.mark.telling("unbuilt-True")
 @pytest.mark.parametrize("rehearses_gpus", [False, True])
 @pytest.mark.parametrize("build", [custom, unbuilt])
 def test_fit_in_stages_gives_the_bits_of_whole_towers(build, rehearses_gpus, monkeypatch):

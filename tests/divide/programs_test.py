@@ -184,13 +184,14 @@ def classes(n):
     return rng.normal(size=(n, 6)), rng.integers(0, 3, n), None
 
 
+@pytest.mark.telling("routed*", "joined*")
 @pytest.mark.parametrize("names", GROUPS, ids=", ".join)
 def test_layers_compute_what_one_device_would(names):
     assert_alike(of_layers(names), classes)
 
 
 @fast
-@pytest.mark.telling("1", "8")
+@pytest.mark.telling("8")
 @pytest.mark.parametrize("num_towers", [1, 2, 5, 8])
 def test_noise_and_statistics_of_the_batch_do_not_depend_on_the_number_of_towers(num_towers):
     def build():
@@ -228,7 +229,7 @@ def test_noise_of_an_update_that_xla_compiles_is_that_of_one_device():
 
 
 @fast
-@pytest.mark.telling("masked_gru", "two_outputs_dict", "notes")
+@pytest.mark.telling("two_outputs_dict")
 @pytest.mark.parametrize("name", CASES)
 def test_a_model_of_the_conformance_computes_what_one_device_would(name):
     case = CASES[name]

@@ -178,23 +178,3 @@ def test_a_layer_is_frozen_or_unfrozen_from_the_next_compile_on():
         assert_same_fit(pair, rows, batch_size=7)
         is_changed.append(np.any(before != pair.ours.layers[0].kernel.numpy()))
     assert is_changed == [False, False, True]
-
-
-def test_a_model_with_a_lookup_table_trains_with_a_loss_of_all_rows():
-    def build():
-        return keras.Sequential(
-            [
-                keras.Input((2,), dtype="string"),
-                keras.layers.StringLookup(vocabulary=list("abcd")),
-                keras.layers.Embedding(5, 3),
-                keras.layers.Flatten(),
-                keras.layers.Dense(3, activation="softmax"),
-            ]
-        )
-
-    def words():
-        letters = np.array(list("abcdx"))[np.arange(62) % 5]
-        return tf.constant(letters.reshape(31, 2)), np.eye(3)[rows()[1]]
-
-    pair = build_pair(build, optimizer=lambda: "sgd", loss=keras.losses.Dice())
-    assert_same_fit(pair, words, batch_size=7, shuffle=False)

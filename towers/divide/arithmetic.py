@@ -21,7 +21,7 @@ from towers.divide.facts import (
     rows_of,
 )
 from towers.divide.probes import rows_each
-from towers.divide.rule import Look, align, contract, kept_axes, rule, rule_of_rows
+from towers.divide.rule import Dims, Look, align, contract, kept_axes, rule, rule_of_rows
 
 # Operations that compute each element from one element.
 _UNARY = """Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0 BesselI0e BesselI1
@@ -201,29 +201,45 @@ def matrix_product(look: Look) -> Each | None:
 
 @rule("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 def batch_matrix_product(look: Look) -> Each | None:
-    """Multiplies matrices along the last two axes. Other axes of size 1 have no label of rows."""
-    out = look.out()
-    leading = list(range(len(out) - 2))
+    """Multiplies matrices along the last two axes."""
+    leading = look.out()[:-2]
 
     def term(i: int, inner: str) -> list[object]:
-        dims = look.dims(i)
-        axes = leading[len(out) - len(dims) :]
-        alone = [axis if dims[k] == out[axis] else ("one", i, axis) for k, axis in enumerate(axes)]
-        return [*alone, *inner]
+        return [*_broadcast(i, look.dims(i)[:-2], leading), *inner]
 
     left = term(0, "yx" if look.attr("adj_x") else "xy")
     right = term(1, "zy" if look.attr("adj_y") else "yz")
-    return contract(look, [left, right], [*leading, "x", "z"])
+    return contract(look, [left, right], [*range(len(leading)), "x", "z"])
 
 
 @rule("Einsum")
 def einsum(look: Look) -> Each | None:
-    """Multiplies and sums as its equation says, without an ellipsis."""
-    equation = look.attr("equation").replace(" ", "")
-    if "." in equation:
-        return None
-    left, _, result = equation.partition("->")
-    return contract(look, left.split(","), result)
+    """Multiplies and sums as its equation says. An ellipsis stands for axes that are broadcast."""
+    left, _, result = look.attr("equation").replace(" ", "").partition("->")
+    whole = _behind(result, look.out())
+
+    def labels(i: int, term: str) -> list[object]:
+        before, dots, after = term.partition("...")
+        return [*before, *(dots and _broadcast(i, _behind(term, look.dims(i)), whole)), *after]
+
+    terms = [labels(i, term) for i, term in enumerate(left.split(","))]
+    before, dots, after = result.partition("...")
+    return contract(look, terms, [*before, *(dots and range(len(whole))), *after])
+
+
+def _behind(term: str, dims: Dims) -> Dims:
+    """Returns the axes that the ellipsis of an equation's term stands for, if it has one."""
+    before, _, after = term.partition("...")
+    return dims[len(before) : len(dims) - len(after)]
+
+
+def _broadcast(i: int, dims: Dims, whole: Dims) -> list[object]:
+    """Returns labels of axes that are broadcast to `whole`: the axes there.
+
+    An axis of size 1 has a label that no other one has.
+    """
+    axes = range(len(whole))[len(whole) - len(dims) :]
+    return [a if dims[k] == whole[a] else ("one", i, a) for k, a in enumerate(axes)]
 
 
 @rule_of_rows("UnsortedSegmentSum")

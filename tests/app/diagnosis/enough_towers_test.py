@@ -100,7 +100,7 @@ def states(directory):
     return found, Path(directory, "ledger.csv").read_text()
 
 
-@pytest.mark.telling("noise")
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "values, most, num_towers",
     [
