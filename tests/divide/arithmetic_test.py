@@ -176,13 +176,6 @@ add("BatchMatMulV3", lambda x, y: R.BatchMatMulV3(x=x, y=y, Tout=tf.float64, adj
 add("Einsum", lambda x, w: R.Einsum(inputs=[x, w], equation="ntd,de->nte"), N34, (4, 2))
 add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="ntd,nte->de"), N34, ("n", 3, 2))
 add("Einsum", lambda x, y: R.Einsum(inputs=[x, y], equation="nd,md->nm"), N3, N3)
-add(
-    "UnsortedSegmentSum",
-    lambda x, i: tf.math.unsorted_segment_sum(x, tf.cast(i, tf.int32), 3),
-    N3,
-    ("n",),
-    fill="labels",
-)
 
 for kind, make in {
     "Softmax": tf.nn.softmax,
@@ -271,18 +264,6 @@ add_once(
     N34,
     (),
     extremes=(),
-)
-add_once(
-    "UnsortedSegmentSum",
-    lambda x: tf.math.unsorted_segment_sum(x, [0, 2, 0], 3),
-    T3N4,
-)
-add(
-    "UnsortedSegmentSum",
-    lambda x, i: tf.math.unsorted_segment_sum(x, tf.cast(i, tf.int32), 3),
-    N34,
-    N3,
-    fill="labels",
 )
 # Sizes that only a run knows.
 add_once(

@@ -149,13 +149,6 @@ add(
     fill="labels",
 )
 add("GatherV2", lambda x: tf.gather(tf.reduce_sum(x, 0), [1]), N3)
-add(
-    "GatherNd",
-    lambda i, w: tf.gather_nd(w, tf.cast(i, tf.int32)),
-    ("n", 3, 1),
-    (5, 2),
-    fill="labels",
-)
 
 
 def _repeated(x: tf.Tensor) -> tf.Tensor:
@@ -244,14 +237,6 @@ add_once(
     lambda x: tf.gather(x, [[0, 1], [2, 0], [1, 1]], axis=2, batch_dims=1),
     T3N4,
 )
-add_once(
-    "GatherNd",
-    lambda x, i: tf.gather_nd(x, tf.stack([tf.range(tf.shape(x)[0]), tf.cast(i, tf.int32)], 1)),
-    N3,
-    ("n",),
-    fill="labels",
-)
-add_once("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3)
 add_once("Pad", lambda x: tf.pad(x, [[0, tf.shape(x)[0]], [0, 0]]), N3)
 add("StridedSlice", lambda x: x[..., 0 : tf.shape(x)[1], 1:], T3N4)
 add("StridedSlice", lambda x: x[None, 0 : tf.shape(x)[0], :2], N34)

@@ -9,7 +9,9 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from towers.divide import arithmetic, as_rows, composites, layers, loops, own_moments, shapes  # noqa: F401  (rules)
+from towers.divide import (  # noqa: F401  (rules)
+    arithmetic, as_rows, composites, indices, layers, loops, own_moments, shapes,
+)  # fmt: skip
 from towers.divide.context import roots
 from towers.divide.facts import (
     EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Op, Shapes, Value, rows,

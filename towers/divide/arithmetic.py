@@ -18,7 +18,6 @@ from towers.divide.facts import (
     Op,
     Tensors,
     rows,
-    rows_of,
 )
 from towers.divide.probes import rows_each
 from towers.divide.rule import Dims, Look, align, contract, kept_axes, rule, rule_of_rows
@@ -242,15 +241,6 @@ def _broadcast(i: int, dims: Dims, whole: Dims) -> list[object]:
     return [a if dims[k] == whole[a] else ("one", i, a) for k, a in enumerate(axes)]
 
 
-@rule_of_rows("UnsortedSegmentSum")
-def segments(look: Look) -> Each | None:
-    """Sums rows to segments that are numbered, as the gradient of a lookup does."""
-    axis = look.fact(0).axis
-    if axis >= len(look.dims(1)):
-        return None
-    return look.each([OWN, rows_of(axis), WHOLE], PART)
-
-
 def joined_segments(look: Look) -> Each | None:
     """Sums several groups of rows to one set of segments, one group after the other.
 
@@ -296,7 +286,8 @@ _INNER = {
 @rule_of_rows(*_INNER)
 def inner_axes(look: Look) -> Each | None:
     """Computes from the last axes of each row."""
-    is_before = look.fact(0).axis < len(look.dims(0)) - _INNER[look.type]
-    if is_before:
-        return look.own_first()
-    return None
+    if look.fact(0).axis >= len(look.dims(0)) - _INNER[look.type]:
+        return None
+    if look.type == "TopKV2":
+        look.outputs[1].below = look.dims(0)[-1]
+    return look.own_first()

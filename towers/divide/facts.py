@@ -100,6 +100,7 @@ class Value:
     elements: known facts about the elements, if it is a TensorList.
     rows_each: entries of the axis of rows for each example, once a shape has been read.
     is_outside: whether it is made outside of all loops and conditions.
+    below: integers are 0 or more, and below these sizes at the probes.
     formula: for a size, integer arrays (a, b) if it is a + b * the number of rows for all batches.
     """
 
@@ -110,6 +111,7 @@ class Value:
     fact: Fact = ONCE
     elements: Elements = Elements()
     rows_each: int | None = None
+    below: Sequence[int] | None = None
     formula: tuple[np.ndarray, np.ndarray] | None = None
     is_outside: bool = False
 

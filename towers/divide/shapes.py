@@ -264,6 +264,7 @@ def gather(look: Look) -> Each | None:
         of_rows = next((f.axis for f in (table, indices) if f.kind == "rows"), batch)
         if of_rows >= batch:
             return None
+        look.inputs[1].below = look.dims(0)[axis]
         return look.each([rows_of(of_rows), rows_of(of_rows), WHOLE], rows(of_rows))
     if table == ONCE and indices.kind == "rows":
         return look.each([WHOLE, OWN, WHOLE], rows(axis + indices.axis))
@@ -272,11 +273,3 @@ def gather(look: Look) -> Each | None:
         moved_by = len(look.dims(1)) - 1 if table.axis > axis else 0
         return look.each([OWN, WHOLE, WHOLE], rows(table.axis + moved_by))
     return None
-
-
-@rule("GatherNd")
-def gather_nd(look: Look) -> Each | None:
-    """Looks rows of indices up in a table. The last axis of the indices counts no rows."""
-    if look.fact(0) != ONCE or look.fact(1).kind != "rows":
-        return None
-    return look.each([WHOLE, OWN], look.fact(1))

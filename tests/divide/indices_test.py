@@ -1,0 +1,124 @@
+"""Every rule of indices.py by itself: whole and divided among towers.
+
+`tf.sin` of a result runs in towers if the result has rows; if it has parts, they are added up.
+"""
+
+import pytest
+import tensorflow as tf
+
+from tests.divide.whole_and_divided import (
+    N3, N34, T3N4, Cases, assert_alike, gradient_of, kinds_without,
+)  # fmt: skip
+from towers.divide import indices
+from towers.divide.rule import RULES
+
+CASES = Cases()
+add, add_once = CASES.add, CASES.add_once
+N = ("n",)
+LABELS = {"fill": "labels"}
+
+
+def _int(x):
+    return tf.cast(x, tf.int32)
+
+
+def _numbers(x, step=1):
+    """0, `step`, 2 * `step` ..., one for each row."""
+    return step * tf.range(tf.shape(x)[0])
+
+
+def _each(x, i):
+    """(number of the row, label)"""
+    return tf.stack([_numbers(x), _int(i)], 1)
+
+
+def _sum(x, i, count):
+    return tf.sin(tf.math.unsorted_segment_sum(x, i, count * tf.shape(x)[0]))
+
+
+def _largest(x):
+    """Places of the two largest of each row's three numbers."""
+    return tf.math.top_k(x, 2).indices
+
+
+add("UnsortedSegmentSum", lambda x, i: tf.math.unsorted_segment_sum(x, _int(i), 3), N3, N, **LABELS)
+add(
+    "UnsortedSegmentSum",
+    lambda x, i: tf.math.unsorted_segment_sum(x, _int(i), 3),
+    N34,
+    N3,
+    **LABELS,
+)
+add_once("UnsortedSegmentSum", lambda x: tf.math.unsorted_segment_sum(x, [0, 2, 0], 3), T3N4)
+add("GatherNd", lambda i, w: tf.gather_nd(w, _int(i)), ("n", 3, 1), (5, 2), **LABELS)
+add_once("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3)
+
+# Indices that begin with the number of their row.
+add("GatherNd", lambda x, i: tf.gather_nd(x, _each(x, i)), N3, N, **LABELS)
+add("GatherNd", lambda x: tf.gather_nd(x, _numbers(x)[:, None]), N34)
+add("ScatterNd", gradient_of(lambda x, i: tf.gather_nd(x, _each(x, i))), N3, N, **LABELS)
+for change in ("add", "max", "min", "sub", "update"):
+    function = getattr(tf, f"tensor_scatter_nd_{change}")
+    add(
+        f"TensorScatter{change.capitalize()}",
+        lambda x, y, i, function=function: function(x, _each(x, i), y),
+        N3, N, N, **LABELS,
+    )  # fmt: skip
+add_once(
+    "GatherNd", lambda x, i: tf.gather_nd(x, _each(x, i)[:, ::-1] * [0, 1]), ("n", 12), N, **LABELS
+)
+add_once("GatherNd", lambda x: tf.gather_nd(x, tf.stack([_numbers(x) % 2, _numbers(x) % 3], 1)), N3)
+add_once("GatherNd", lambda x: tf.gather_nd(x, tf.maximum(_numbers(x) - 1, 0)[:, None]), N3)
+add_once("GatherNd", lambda x: tf.gather_nd(x, (tf.range(1, tf.shape(x)[0] + 1) - 1)[:, None]), N3)
+add_once("GatherNd", lambda x: tf.gather_nd(tf.transpose(x), _int(tf.zeros_like(x[:, :2]))), N3)
+add_once(
+    "GatherNd", lambda x: tf.gather_nd(x, tf.transpose(_each(x, tf.zeros_like(x[:, 0])))[:, :1]), N3
+)
+add_once("ScatterNd", lambda x: tf.scatter_nd(_numbers(x)[:, None], x, [100, 3]), N3)
+add_once(
+    "TensorScatterAdd",
+    lambda x, y: tf.tensor_scatter_nd_add(y, _numbers(x)[:1, None], x[:1]),
+    N3,
+    (3, 3),
+)
+
+# A place below k, behind k times the number of the row.
+add("ScatterNd", gradient_of(lambda x: tf.sort(x, 1)), N3)
+add("ScatterNd", gradient_of(lambda x: tf.math.top_k(x, 2).values), N34)
+add("Sin", lambda x: _sum(x[:, :2], _largest(x) + _numbers(x, 3)[:, None], 3), N3)
+add("Sin", lambda x: _sum(x[:, :2], _largest(x) + _numbers(x, 4)[:, None], 4), N3)
+add("Sin", lambda x: _sum(x[:, :2], _largest(x) + tf.range(2) + _numbers(x, 4)[:, None], 4), N3)
+add("Sin", lambda x: _sum(tf.reshape(x, [-1]), tf.range(3 * tf.shape(x)[0]), 1), N3)
+add_once("Sin", lambda x: _sum(x[:, :2], _largest(x) + _numbers(x, 2)[:, None], 3), N3)
+add_once(
+    "Sin",  # no rule can know that the fourth number is never the largest
+    lambda x: _sum(x[:, :2], _largest(tf.pad(x, [[0, 0], [0, 1]], constant_values=-99)) + _numbers(x, 3)[:, None], 3),
+    N3, extremes=(),
+)  # fmt: skip
+add_once("Sin", lambda x: _sum(x[:, :2], _largest(x) - _numbers(x, -3)[:, None], 3), N3)
+add_once("Sin", lambda x: _sum(x[:, 0], tf.minimum(_numbers(x, 3), 5), 3), N3)
+
+
+def _gradient(x, i, batch_dims):
+    """Of a lookup within rows."""
+
+    def look_up(x):
+        return tf.gather(x, _int(i), batch_dims=batch_dims, axis=batch_dims)
+
+    return tf.sin(gradient_of(look_up)(x))
+
+
+add("Sin", lambda x, i: _gradient(x, i, 1), N34, ("n", 5), **LABELS)
+add("Sin", lambda x, i: _gradient(x, i, 2), N34, ("n", 3, 5), **LABELS)
+add("Sin", lambda x, i: _gradient(x, i, 1), ("n", "m", 2), ("n", 5), **LABELS)
+
+
+@pytest.mark.parametrize(
+    "cases", CASES.groups, ids=lambda cases: f"{cases[0].kind}-{cases[-1].kind}"
+)
+def test_an_operation_is_divided_as_far_as_it_may_be_and_computes_the_same(cases):
+    assert_alike(cases)
+
+
+def test_every_rule_has_a_case_that_is_divided():
+    assert kinds_without(RULES, indices, CASES) == set()

@@ -1,0 +1,176 @@
+"""Rules of indices into their own row, whichever row that is.
+
+    x[range(n), labels] by tf.gather_nd                 an index begins with the number of its row
+    gradient of tf.sort and tf.math.top_k               row * k + a number below k
+    gradient of tf.gather(..., batch_dims=1)
+
+A tower subtracts the place of its first row.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from towers.divide.context import Context
+from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, Op, Tensors, Value, rows_of, shape_of
+from towers.divide.probes import ROWS, Dim, Probes, is_rows, rows_each
+from towers.divide.rule import FIRST, Look, rule, rule_of_rows
+
+_KEEP = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")  # all numbers, in their order
+
+
+class _Span(NamedTuple):
+    """Says of integers that those of row r are r * step + (0 ... size - 1), at each probe.
+
+    The rows lie along the first axis.
+    """
+
+    step: np.ndarray
+    size: np.ndarray
+
+
+@rule_of_rows("UnsortedSegmentSum")
+def segments(look: Look) -> Each | None:
+    """Sums rows to segments that are numbered, as the gradient of a lookup does."""
+    axis, counts = look.fact(0).axis, look.values(2)
+    if axis >= len(look.dims(1)):
+        return None
+    is_own = counts is not None and look.fact(0) == FIRST and look.fact(1) in (FIRST, ONCE)
+    if not is_own or not _is_in_row(look, look.inputs[1], tuple(map(int, counts))):
+        return look.each([OWN, rows_of(axis), WHOLE], PART)
+
+    def add(context: Context, op: Op, values: Tensors) -> Tensors:
+        data, numbers, count = values
+        each = count // tf.cast(context.place.total, count.dtype)
+        first = tf.cast(each, numbers.dtype) * tf.cast(context.place.start, numbers.dtype)
+        own = each * tf.cast(context.place.count, count.dtype)
+        return context.copy(op, [data, numbers - first, own])
+
+    return look.each([OWN, rows_of(0), WHOLE], FIRST, emit=add)
+
+
+@rule(
+    "GatherNd", "TensorScatterAdd", "TensorScatterMax", "TensorScatterMin", "TensorScatterSub",
+    "TensorScatterUpdate",
+)  # fmt: skip
+def at_indices(look: Look) -> Each | None:
+    """Looks rows of indices up in a table, or reads or changes a tensor within the rows.
+
+    The last axis of the indices counts no rows.
+    """
+    if look.type == "GatherNd" and look.fact(0) == ONCE and look.fact(1).kind == "rows":
+        return look.each([WHOLE, OWN], look.fact(1))
+    if look.fact(0) != FIRST or not _begins_with_row(look, 1, look.dims(0)):
+        return None
+    others = [rows_of(0) for _ in look.inputs[1:]]
+
+    def emit(context: Context, op: Op, values: Tensors) -> Tensors:
+        table, indices, *updates = values
+        return context.copy(op, [table, _own(context, indices, tf.shape(table)), *updates])
+
+    return look.each([OWN, *others], FIRST, emit=emit)
+
+
+@rule("ScatterNd")
+def scatter(look: Look) -> Each | None:
+    """Adds updates to zeros, within the rows."""
+    if FIRST not in look.facts() or not _begins_with_row(look, 0, look.out()):
+        return None
+
+    def emit(context: Context, op: Op, values: Tensors) -> Tensors:
+        indices, updates, shape = values
+        return context.copy(op, [_own(context, indices, shape), updates, shape])
+
+    return look.each([rows_of(0), rows_of(0), shape_of(0)], FIRST, emit=emit)
+
+
+def _own(context: Context, indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
+    """Returns a tower's indices into its own rows, of this shape."""
+    each = tf.cast(shape[0], tf.int32) // tf.maximum(context.place.count, 1)
+    first = tf.cast(each * context.place.start, indices.dtype)
+    return indices - tf.one_hot(0, tf.shape(indices)[-1], first, 0, dtype=indices.dtype)
+
+
+def _begins_with_row(look: Look, i: int, dims: list[Dim]) -> bool:
+    """Returns whether each index in an input begins with a place in its row of these sizes."""
+    value = look.inputs[i]
+    if look.fact(i) not in (FIRST, ONCE):
+        return False
+    if set(look.dims(i)[-1]) != {1}:  # several numbers in an index
+        if value.op.type != "Pack" or look.probes.dims(value.op.inputs[0]) is None:
+            return False
+        if value.op.source.get_attr("axis") not in (-1, len(look.dims(i)) - 1):
+            return False
+        value = value.op.inputs[0]
+    return _is_in_row(look, value, dims[0])
+
+
+def _is_in_row(look: Look, value: Value, dim: Dim) -> bool:
+    """Returns whether integers lie in their own row, if all rows together have this size."""
+    if not is_rows(dim):
+        return False
+    span, each = _span(look.probes, value), np.floor_divide(dim, ROWS)
+    return span is not None and bool(np.all((span.step == each) & (span.size <= each)))
+
+
+def _span(probes: Probes, value: Value) -> _Span | None:
+    """Returns where integers lie, as far as their operations tell."""
+    op, dims = value.op, probes.dims(value)
+    if value.below is not None:
+        return _Span(np.zeros(len(ROWS), int), np.array(value.below))
+    if dims is None:
+        return None
+    if op.type == "Range":
+        return _of_range(probes, op, dims[0])
+    if op.type in _KEEP or op.type == "StridedSlice" and _only_adds_axes(probes, op):
+        return _moved(probes, op.inputs[0], value)
+    if op.type == "Mul":
+        return _product(probes, *op.inputs)
+    if op.type == "AddV2":
+        terms = [_moved(probes, term, value) for term in op.inputs]
+        if None in terms:
+            return None
+        return _Span(sum(t.step for t in terms), sum(t.size - 1 for t in terms) + 1)
+    return None
+
+
+def _of_range(probes: Probes, op: Op, count: Dim) -> _Span | None:
+    """Returns where the numbers of a range from 0 on lie."""
+    start, _, step = (probes.const(value) for value in op.inputs)
+    if start is None or step is None or start != 0 or step < 0:
+        return None
+    each = rows_each(count)
+    if each is None:
+        return _Span(np.zeros(len(ROWS), int), step * (np.array(count) - 1) + 1)
+    return _Span(np.full(len(ROWS), step * each), np.full(len(ROWS), step * (each - 1) + 1))
+
+
+def _moved(probes: Probes, value: Value, result: Value) -> _Span | None:
+    """Returns where integers lie in a result that repeats them; rows stay along the first axis."""
+    span = _span(probes, value)
+    if span is None or not span.step.any():
+        return span
+    before, after = probes.dims(value), probes.dims(result)
+    is_repeated = result.op.type == "AddV2" and len(before) != len(after)
+    return span if is_rows(before[0]) and is_rows(after[0]) and not is_repeated else None
+
+
+def _only_adds_axes(probes: Probes, op: Op) -> bool:
+    """Returns whether a slice, such as x[:, None], has all numbers in their order."""
+    sizes = [probes.dims(value) for value in (op.inputs[0], op.outputs[0])]
+    steps = probes.const(op.inputs[3])
+    if None in sizes or steps is None:
+        return False
+    before, after = (np.prod(np.array(each), axis=0) for each in sizes)
+    return bool(np.all(before == after) and np.all(steps > 0))
+
+
+def _product(probes: Probes, first: Value, second: Value) -> _Span | None:
+    """Returns where integers lie that are multiplied by a number."""
+    for value, factor in ((first, second), (second, first)):
+        numbers, span = probes.values(factor), _span(probes, value)
+        if span is not None and numbers is not None and all(n.ndim == 0 <= n for n in numbers):
+            factors = np.array(numbers)
+            return _Span(span.step * factors, (span.size - 1) * factors + 1)
+    return None
