@@ -36,6 +36,11 @@ def _sum(x, i, count):
     return tf.sin(tf.math.unsorted_segment_sum(x, i, count * tf.shape(x)[0]))
 
 
+def _pairs(x, count):
+    """0, 1, 2 ... in rows of a length."""
+    return tf.reshape(tf.range(count * tf.shape(x)[0]), [-1, count])
+
+
 def _largest(x):
     """Places of the two largest of each row's three numbers."""
     return tf.math.top_k(x, 2).indices
@@ -97,6 +102,56 @@ add_once(
 )  # fmt: skip
 add_once("Sin", lambda x: _sum(x[:, :2], _largest(x) - _numbers(x, -3)[:, None], 3), N3)
 add_once("Sin", lambda x: _sum(x[:, 0], tf.minimum(_numbers(x, 3), 5), 3), N3)
+
+add_once("Sin", lambda x, i: _sum(x, _int(i) * 1 + _numbers(x, 5), 5), N3, N, **LABELS)
+add_once("Sin", lambda x, i: _sum(x, _numbers(x) * _int(i), 3), N3, N, **LABELS)
+add_once("Sin", lambda x: _sum(x[:, :2], _pairs(x, 2) * [1, 1], 2), N3)
+add_once("Sin", lambda x: _sum(x[:, 0], tf.range(-1, tf.shape(x)[0] - 1), 1), N3)
+add_once("Sin", lambda x: _sum(x[:, 0], _numbers(x)[::-1], 1), N3)
+add_once("Sin", lambda x: _sum(x[:, 0], tf.range(2 * tf.shape(x)[0])[tf.shape(x)[0] :], 2), N3)
+add_once("Sin", lambda x: _sum(x, _numbers(x, 6)[:, None] - _pairs(x, 3), 3), N3)
+add_once("Sin", lambda x: _sum(x, _numbers(x, 6)[:, None] + -1 * _pairs(x, 3), 3), N3)
+add_once(
+    "Sin",
+    lambda x: _sum(
+        x, _numbers(x, 6)[:, None] + tf.reshape(tf.range(0, -3 * tf.shape(x)[0], -1), [-1, 3]), 3
+    ),
+    N3,
+)
+for twice in (
+    lambda x: _numbers(x) + 0 * tf.range(2)[:, None],
+    lambda x: _numbers(x)[None] + 0 * tf.range(2)[:, None],
+):
+    add_once(
+        "Sin",
+        lambda x, twice=twice: tf.sin(tf.math.unsorted_segment_sum(
+            tf.reshape(x[:, :2], [-1]), tf.reshape(twice(x), [-1]), tf.shape(x)[0]
+        )),
+        N3,
+    )  # fmt: skip
+add_once(
+    "ScatterNd",
+    lambda x, i: tf.scatter_nd(_int(i)[:, None], x, [3 * tf.shape(x)[0], 3]),
+    N3,
+    N,
+    **LABELS,
+)
+add_once(
+    "TensorScatterAdd",
+    lambda x, y, i: tf.tensor_scatter_nd_add(x, _each(x, i)[None], y[None]),
+    N3,
+    N,
+    N,
+    **LABELS,
+)
+add_once(
+    "TensorScatterAdd",
+    lambda x, y, i: tf.tensor_scatter_nd_add(y, _int(i)[:, None], x),
+    N3,
+    (3, 3),
+    N,
+    **LABELS,
+)
 
 
 def _gradient(x, i, batch_dims):

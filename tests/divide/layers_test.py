@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import keras
 import pytest
 import tensorflow as tf
 
@@ -205,6 +206,16 @@ add(
     "SoftmaxCrossEntropyWithLogits",
     lambda x: R.SoftmaxCrossEntropyWithLogits(features=x, labels=tf.sort(x, 0)), N3,
 )  # fmt: skip
+
+
+def _gradients(*inputs: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Of a convolution with groups, of which TensorFlow has no kernel in float64."""
+    of_images, of_kernel = (gradient_of(keras.ops.conv, i)(*inputs) for i in range(2))
+    return tf.sin(of_images), of_kernel
+
+
+add("Sin", _gradients, IMAGE, (3, 3, 1, 4), extremes=())
+add("Sin", _gradients, ("n", 3, 3, 3, 2), (2, 2, 2, 1, 4), extremes=())
 
 
 def _noise_of(shape: Callable) -> Callable:

@@ -25,10 +25,10 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras  # noqa: E402, F401  (before the first fork: its import takes seconds)
 
 MODULES = (
-    "arithmetic", "shapes", "layers", "rule", "lists", "loops", "tables", "composites", "analysis",
+    "arithmetic", "shapes", "layers", "indices", "rule", "lists", "loops", "tables", "composites", "analysis",
     "as_rows",
 )  # fmt: skip
-TESTS = ("arithmetic", "shapes", "layers", "loops", "tables", "composites")
+TESTS = ("arithmetic", "shapes", "layers", "indices", "loops", "tables", "composites")
 FOLDER = Path(__file__).parents[2] / "towers" / "divide"
 SECONDS = 180  # for the cases of one changed function; a loop that never ends is a difference
 AT_ONCE = 12  # cases in one trace

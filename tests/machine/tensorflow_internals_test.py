@@ -38,6 +38,20 @@ def test_keep_whole():
     assert [definition.attr[name].b for name in attributes] == [True]
 
 
+def test_is_compiled():
+    def calls(compiled, plain):
+        with tf.GradientTape() as tape:
+            tape.watch(compiled)
+            doubled = tf.function(lambda x: x * x, jit_compile=True)(compiled)
+        tf.function(lambda x: x * x)(plain)
+        return tape.gradient(doubled, compiled)
+
+    graph = tf.function(calls).get_concrete_function(tf.TensorSpec([]), tf.TensorSpec([])).graph
+    found = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    compiled = [tensorflow_internals.is_compiled(op) for op in found]
+    assert compiled == [True, False, True]  # its gradient, too
+
+
 def test_own_threads():
     """Four devices have four more pools of five threads than one pool for all."""
     code = """if True:

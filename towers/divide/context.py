@@ -79,7 +79,13 @@ class Context:
         if op.type in SUMS:
             return [functools.reduce(lambda a, b: tf.raw_ops.AddN(inputs=[a, b]), inputs)]
         replaced = {name: _attribute(value) for name, value in attributes.items()}
-        return copied(op.source, list(inputs), replaced)
+
+        def one_operation(*given: tf.Tensor) -> Tensors:
+            return copied(op.source, list(given), replaced)
+
+        if op.needs_xla:
+            return tf.function(one_operation, autograph=False, jit_compile=True)(*inputs)
+        return one_operation(*inputs)
 
     def run(self, ops: Iterable[Op]) -> None:
         """Emits operations in a tower, with those on whole values, such as a loop's counter."""

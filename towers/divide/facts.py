@@ -128,6 +128,7 @@ class Op:
     source: the traced operation, which has the attributes and the user's line.
     in_towers: how every tower runs it; None: it runs once.
     path: the name of the source, behind the names of the calls that it is in.
+    needs_xla: whether it is a convolution that XLA compiles, because TensorFlow has no kernel.
     """
 
     name: str
@@ -137,6 +138,7 @@ class Op:
     outputs: list[Value]
     in_towers: "Each | None" = None
     path: str = ""
+    needs_xla: bool = False
 
     @property
     def states(self) -> list[Value]:

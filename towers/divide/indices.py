@@ -23,7 +23,7 @@ _KEEP = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")  # all numbers,
 class _Span(NamedTuple):
     """Says of integers that those of row r are r * step + (0 ... size - 1), at each probe.
 
-    The rows lie along the first axis.
+    In the order of a flat tensor, the numbers of a row follow those of the row before.
     """
 
     step: np.ndarray
@@ -36,8 +36,12 @@ def segments(look: Look) -> Each | None:
     axis, counts = look.fact(0).axis, look.values(2)
     if axis >= len(look.dims(1)):
         return None
-    is_own = counts is not None and look.fact(0) == FIRST and look.fact(1) in (FIRST, ONCE)
-    if not is_own or not _is_in_row(look, look.inputs[1], tuple(map(int, counts))):
+    if (
+        counts is None
+        or look.fact(0) != FIRST
+        or look.fact(1) not in (FIRST, ONCE)
+        or not _is_in_row(look, look.inputs[1], tuple(map(int, counts)))
+    ):
         return look.each([OWN, rows_of(axis), WHOLE], PART)
 
     def add(context: Context, op: Op, values: Tensors) -> Tensors:
@@ -61,21 +65,20 @@ def at_indices(look: Look) -> Each | None:
     """
     if look.type == "GatherNd" and look.fact(0) == ONCE and look.fact(1).kind == "rows":
         return look.each([WHOLE, OWN], look.fact(1))
-    if look.fact(0) != FIRST or not _begins_with_row(look, 1, look.dims(0)):
+    if not _begins_with_row(look, 1, look.dims(0)):
         return None
-    others = [rows_of(0) for _ in look.inputs[1:]]
 
     def emit(context: Context, op: Op, values: Tensors) -> Tensors:
         table, indices, *updates = values
         return context.copy(op, [table, _own(context, indices, tf.shape(table)), *updates])
 
-    return look.each([OWN, *others], FIRST, emit=emit)
+    return look.each([rows_of(0) for _ in look.inputs], FIRST, emit=emit)
 
 
 @rule("ScatterNd")
 def scatter(look: Look) -> Each | None:
     """Adds updates to zeros, within the rows."""
-    if FIRST not in look.facts() or not _begins_with_row(look, 0, look.out()):
+    if not _begins_with_row(look, 0, look.out()):
         return None
 
     def emit(context: Context, op: Op, values: Tensors) -> Tensors:
@@ -95,15 +98,12 @@ def _own(context: Context, indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
 def _begins_with_row(look: Look, i: int, dims: list[Dim]) -> bool:
     """Returns whether each index in an input begins with a place in its row of these sizes."""
     value = look.inputs[i]
-    if look.fact(i) not in (FIRST, ONCE):
-        return False
     if set(look.dims(i)[-1]) != {1}:  # several numbers in an index
-        if value.op.type != "Pack" or look.probes.dims(value.op.inputs[0]) is None:
-            return False
-        if value.op.source.get_attr("axis") not in (-1, len(look.dims(i)) - 1):
+        last = len(look.dims(i)) - 1
+        if value.op.type != "Pack" or value.op.source.get_attr("axis") % (last + 1) != last:
             return False
         value = value.op.inputs[0]
-    return _is_in_row(look, value, dims[0])
+    return look.fact(i) in (FIRST, ONCE) and _is_in_row(look, value, dims[0])
 
 
 def _is_in_row(look: Look, value: Value, dim: Dim) -> bool:
@@ -116,54 +116,42 @@ def _is_in_row(look: Look, value: Value, dim: Dim) -> bool:
 
 def _span(probes: Probes, value: Value) -> _Span | None:
     """Returns where integers lie, as far as their operations tell."""
-    op, dims = value.op, probes.dims(value)
+    op = value.op
     if value.below is not None:
         return _Span(np.zeros(len(ROWS), int), np.array(value.below))
-    if dims is None:
-        return None
     if op.type == "Range":
-        return _of_range(probes, op, dims[0])
-    if op.type in _KEEP or op.type == "StridedSlice" and _only_adds_axes(probes, op):
-        return _moved(probes, op.inputs[0], value)
+        return _of_range(probes, op)
+    if op.type in _KEEP or op.type == "StridedSlice" and _has_all(probes, op):
+        return _span(probes, op.inputs[0])
     if op.type == "Mul":
         return _product(probes, *op.inputs)
     if op.type == "AddV2":
-        terms = [_moved(probes, term, value) for term in op.inputs]
-        if None in terms:
-            return None
-        return _Span(sum(t.step for t in terms), sum(t.size - 1 for t in terms) + 1)
+        first, second = (_broadcast(probes, term, value) for term in op.inputs)
+        if first is not None and second is not None:
+            return _Span(first.step + second.step, first.size + second.size - 1)
     return None
 
 
-def _of_range(probes: Probes, op: Op, count: Dim) -> _Span | None:
+def _of_range(probes: Probes, op: Op) -> _Span | None:
     """Returns where the numbers of a range from 0 on lie."""
+    dims = probes.dims(op.outputs[0])
     start, _, step = (probes.const(value) for value in op.inputs)
-    if start is None or step is None or start != 0 or step < 0:
+    if dims is None or start != 0 or step is None or step < 0:
         return None
-    each = rows_each(count)
+    each = rows_each(dims[0])
     if each is None:
-        return _Span(np.zeros(len(ROWS), int), step * (np.array(count) - 1) + 1)
+        return _Span(np.zeros(len(ROWS), int), step * (np.array(dims[0]) - 1) + 1)
     return _Span(np.full(len(ROWS), step * each), np.full(len(ROWS), step * (each - 1) + 1))
 
 
-def _moved(probes: Probes, value: Value, result: Value) -> _Span | None:
-    """Returns where integers lie in a result that repeats them; rows stay along the first axis."""
-    span = _span(probes, value)
-    if span is None or not span.step.any():
-        return span
-    before, after = probes.dims(value), probes.dims(result)
-    is_repeated = result.op.type == "AddV2" and len(before) != len(after)
-    return span if is_rows(before[0]) and is_rows(after[0]) and not is_repeated else None
-
-
-def _only_adds_axes(probes: Probes, op: Op) -> bool:
+def _has_all(probes: Probes, op: Op) -> bool:
     """Returns whether a slice, such as x[:, None], has all numbers in their order."""
-    sizes = [probes.dims(value) for value in (op.inputs[0], op.outputs[0])]
+    before, after = probes.dims(op.inputs[0]), probes.dims(op.outputs[0])
     steps = probes.const(op.inputs[3])
-    if None in sizes or steps is None:
+    if before is None or after is None or steps is None:
         return False
-    before, after = (np.prod(np.array(each), axis=0) for each in sizes)
-    return bool(np.all(before == after) and np.all(steps > 0))
+    has_all = np.array_equal(np.prod(before, axis=0), np.prod(after, axis=0))
+    return has_all and bool(np.all(steps > 0))
 
 
 def _product(probes: Probes, first: Value, second: Value) -> _Span | None:
@@ -174,3 +162,13 @@ def _product(probes: Probes, first: Value, second: Value) -> _Span | None:
             factors = np.array(numbers)
             return _Span(span.step * factors, (span.size - 1) * factors + 1)
     return None
+
+
+def _broadcast(probes: Probes, value: Value, result: Value) -> _Span | None:
+    """Returns where integers lie in a sum; rows must be alone along the first axis."""
+    span, before, after = _span(probes, value), probes.dims(value), probes.dims(result)
+    if span is None or not span.step.any():
+        return span
+    if not before or not after or len(before) != len(after) or not is_rows(before[0]):
+        return None
+    return span

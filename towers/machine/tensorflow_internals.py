@@ -111,6 +111,11 @@ def traced_graph(
     return graph, made
 
 
+def is_compiled(operation: tf.Operation) -> bool:
+    """Returns whether an operation is a call of a function that XLA compiles."""
+    return _COMPILED in operation.node_def.attr and operation.get_attr(_COMPILED)
+
+
 def without_xla(function: Callable, *values: object) -> Any:
     """Calls a function that XLA compiles, without XLA, as the only call of the current graph."""
     # Each call is marked. A function without the mark would be traced, or copied, once more.
