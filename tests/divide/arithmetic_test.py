@@ -202,11 +202,34 @@ for kind, make in {
 
 def _definite(function: Callable) -> Callable:
     """Returns a function of positive definite matrices, 3 x 3."""
-    return lambda x: function(tf.matmul(x, x, transpose_b=True) + 2 * tf.eye(3, dtype=x.dtype))
+    return lambda x, *others: function(
+        tf.matmul(x, x, transpose_b=True) + 2 * tf.eye(3, dtype=x.dtype), *others
+    )
 
 
 add("Cholesky", _definite(tf.linalg.cholesky), N34, extremes=())  # they are an error
 add("MatrixInverse", _definite(tf.linalg.inv), N34, extremes=())
+add("MatrixSquareRoot", _definite(tf.linalg.sqrtm), N34, extremes=())
+add("SelfAdjointEigV2", _definite(tf.linalg.eigh), N34, extremes=())
+add("Svd", _definite(tf.linalg.svd), N34, extremes=())
+add("Qr", _definite(tf.linalg.qr), N34, extremes=())
+add("Lu", _definite(tf.linalg.lu), N34, extremes=())
+add("MatrixSolve", _definite(tf.linalg.solve), N34, N34, extremes=())
+add("MatrixTriangularSolve", _definite(tf.linalg.triangular_solve), N34, N34, extremes=())
+add_once("MatrixTriangularSolve", _definite(tf.linalg.triangular_solve), (3, 4), N34, extremes=())
+add("MatrixSetDiagV3", lambda x, y: R.MatrixSetDiagV3(input=x, diagonal=y, k=0), N34, N3)
+add(
+    "MatrixSetDiagV3", lambda x, y: R.MatrixSetDiagV3(input=tf.sort(x, 0), diagonal=y, k=0), N34, N3
+)
+add_once(
+    "MatrixSetDiagV3", lambda x: R.MatrixSetDiagV3(input=x, diagonal=x[:3, 0], k=0), N3, extremes=()
+)
+add_once(
+    "MatrixSolve",
+    lambda x: tf.linalg.solve(x @ tf.transpose(x) + tf.eye(tf.shape(x)[0], dtype=x.dtype), x),
+    N3,
+    extremes=(),
+)
 add("MatrixDeterminant", _definite(tf.linalg.det), N34)
 add("LogMatrixDeterminant", _definite(raw("LogMatrixDeterminant")), N34)
 

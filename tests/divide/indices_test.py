@@ -54,7 +54,8 @@ add(
     N3,
     **LABELS,
 )
-add_once("UnsortedSegmentSum", lambda x: tf.math.unsorted_segment_sum(x, [0, 2, 0], 3), T3N4)
+add("Sin", lambda x: tf.sin(tf.math.unsorted_segment_sum(x, [0, 2, 0], 3)), T3N4)
+add("Sin", lambda x: tf.sin(gradient_of(lambda x: tf.gather(x, [[0, 2], [1, 2]], axis=1))(x)), N34)
 add("GatherNd", lambda i, w: tf.gather_nd(w, _int(i)), ("n", 3, 1), (5, 2), **LABELS)
 add_once("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3)
 

@@ -18,6 +18,7 @@ from towers.divide.facts import (
     Op,
     Tensors,
     rows,
+    rows_of,
 )
 from towers.divide.probes import rows_each
 from towers.divide.rule import Dims, Look, align, contract, kept_axes, rule, rule_of_rows
@@ -277,10 +278,13 @@ def joined_segments(look: Look) -> Each | None:
 # Operations on the last axes of each row, with the number of these axes.
 _INNER = {
     "Cholesky": 2, "FFT": 1, "FFT2D": 2, "IFFT": 1, "IFFT2D": 2, "IRFFT": 1,
-    "LogMatrixDeterminant": 2, "LogSoftmax": 1, "MatrixBandPart": 2,
-    "MatrixDeterminant": 2, "MatrixDiagPartV3": 2,
-    "MatrixDiagV3": 1, "MatrixInverse": 2, "RFFT": 1, "Softmax": 1, "TopKV2": 1,
+    "LogMatrixDeterminant": 2, "LogSoftmax": 1, "Lu": 2, "MatrixBandPart": 2,
+    "MatrixDeterminant": 2, "MatrixDiagPartV3": 2, "MatrixDiagV3": 1, "MatrixInverse": 2,
+    "MatrixSquareRoot": 2, "Qr": 2, "RFFT": 1, "SelfAdjointEigV2": 2, "Softmax": 1, "Svd": 2,
+    "TopKV2": 1,
 }  # fmt: skip
+# Operations on matrices and the last axes of a second input, with the number of these.
+_BESIDE_MATRICES = {"MatrixSetDiagV3": 1, "MatrixSolve": 2, "MatrixTriangularSolve": 2}
 
 
 @rule_of_rows(*_INNER)
@@ -291,3 +295,15 @@ def inner_axes(look: Look) -> Each | None:
     if look.type == "TopKV2":
         look.outputs[1].below = look.dims(0)[-1]
     return look.own_first()
+
+
+@rule(*_BESIDE_MATRICES)
+def with_matrices(look: Look) -> Each | None:
+    """Computes from a matrix of each row, and what the second input has for it."""
+    axis = next((fact.axis for fact in look.facts()[:2] if fact.kind == "rows"), None)
+    leading = look.dims(0)[:-2]
+    if axis is None or axis >= len(leading):
+        return None
+    if leading != look.dims(1)[: -_BESIDE_MATRICES[look.type]]:
+        return None
+    return look.each([rows_of(axis), rows_of(axis), *[WHOLE] * len(look.inputs[2:])], rows(axis))

@@ -13,7 +13,19 @@ import numpy as np
 import tensorflow as tf
 
 from towers.divide.context import Context
-from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, Op, Tensors, Value, rows_of, shape_of
+from towers.divide.facts import (
+    ONCE,
+    OWN,
+    PART,
+    WHOLE,
+    Each,
+    Op,
+    Tensors,
+    Value,
+    rows,
+    rows_of,
+    shape_of,
+)
 from towers.divide.probes import ROWS, Dim, Probes, is_rows, rows_each
 from towers.divide.rule import FIRST, Look, rule, rule_of_rows
 
@@ -33,9 +45,9 @@ class _Span(NamedTuple):
 @rule_of_rows("UnsortedSegmentSum")
 def segments(look: Look) -> Each | None:
     """Sums rows to segments that are numbered, as the gradient of a lookup does."""
-    axis, counts = look.fact(0).axis, look.values(2)
-    if axis >= len(look.dims(1)):
-        return None
+    axis, counts, rank = look.fact(0).axis, look.values(2), len(look.dims(1))
+    if axis >= rank:  # the segments are of other axes
+        return look.each([OWN, WHOLE, WHOLE], rows(axis - rank + 1))
     if (
         counts is None
         or look.fact(0) != FIRST
