@@ -310,6 +310,17 @@ def _total(i: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(tf.cast(0 * i, tf.int32), 0)
 
 
+def _windows(x: tf.Tensor, size: int) -> tf.Tensor:
+    """Groups of windows, whose number follows from that of all windows."""
+    windows = tf.reshape(x, [-1, 4])
+    return tf.reshape(windows, [tf.shape(windows)[0] // size, size, 4])
+
+
+add("Sin", lambda x: tf.sin(_windows(x, 3)), N34)
+add("Sin", lambda x: tf.sin(_windows(x, 9)), ("n", 27, 4))
+add_once("Sin", lambda x: tf.sin(x[: 3 * tf.shape(x)[0] // 2]), N34)
+
+
 @pytest.mark.parametrize(
     "cases", CASES.groups, ids=lambda cases: f"{cases[0].kind}-{cases[-1].kind}"
 )
