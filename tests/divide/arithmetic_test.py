@@ -195,6 +195,10 @@ for kind, make in {
     "MatrixDiagPartV3": tf.linalg.diag_part,
     "FFT2D": lambda x: tf.abs(tf.signal.fft2d(tf.complex(x, x))),
     "IFFT2D": lambda x: tf.abs(tf.signal.ifft2d(tf.complex(x, x))),
+    "RFFT2D": lambda x: tf.abs(tf.signal.rfft2d(x)),
+    "IRFFT2D": lambda x: tf.signal.irfft2d(tf.complex(x, x)),
+    "FFT3D": lambda x: tf.abs(tf.signal.fft3d(tf.complex(x, x)[:, None])),
+    "IFFT3D": lambda x: tf.abs(tf.signal.ifft3d(tf.complex(x, x)[:, None])),
 }.items():
     add(kind, make, N34)
     add_once(kind, make, T3N4)

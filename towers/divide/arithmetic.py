@@ -277,11 +277,11 @@ def joined_segments(look: Look) -> Each | None:
 
 # Operations on the last axes of each row, with the number of these axes.
 _INNER = {
-    "Cholesky": 2, "FFT": 1, "FFT2D": 2, "IFFT": 1, "IFFT2D": 2, "IRFFT": 1,
-    "LogMatrixDeterminant": 2, "LogSoftmax": 1, "Lu": 2, "MatrixBandPart": 2,
-    "MatrixDeterminant": 2, "MatrixDiagPartV3": 2, "MatrixDiagV3": 1, "MatrixInverse": 2,
-    "MatrixSquareRoot": 2, "Qr": 2, "RFFT": 1, "SelfAdjointEigV2": 2, "Softmax": 1, "Svd": 2,
-    "TopKV2": 1,
+    "Cholesky": 2, "FFT": 1, "FFT2D": 2, "FFT3D": 3, "IFFT": 1, "IFFT2D": 2, "IFFT3D": 3,
+    "IRFFT": 1, "IRFFT2D": 2, "LogMatrixDeterminant": 2, "LogSoftmax": 1, "Lu": 2,
+    "MatrixBandPart": 2, "MatrixDeterminant": 2, "MatrixDiagPartV3": 2, "MatrixDiagV3": 1,
+    "MatrixInverse": 2, "MatrixSquareRoot": 2, "Qr": 2, "RFFT": 1, "RFFT2D": 2,
+    "SelfAdjointEigV2": 2, "Softmax": 1, "Svd": 2, "TopKV2": 1,
 }  # fmt: skip
 # Operations on matrices and the last axes of a second input, with the number of these.
 _BESIDE_MATRICES = {"MatrixSetDiagV3": 1, "MatrixSolve": 2, "MatrixTriangularSolve": 2}
