@@ -178,7 +178,7 @@ class Count(C.Callback):
         self.count = state
 
 
-@pytest.mark.telling("train")
+@pytest.mark.matrix
 def test_callbacks_resume_with_their_state(entry, tmp_path):
     """They change the learning rate, average weights, stop early and restore the best weights."""
     script = Script(averaged, plain=True)

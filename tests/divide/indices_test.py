@@ -36,6 +36,11 @@ def _sum(x, i, count):
     return tf.sin(tf.math.unsorted_segment_sum(x, i, count * tf.shape(x)[0]))
 
 
+def _total(i):
+    """Integers in parts, all zero."""
+    return tf.reduce_sum(_int(0 * i), 0)
+
+
 def _pairs(x, count):
     """0, 1, 2 ... in rows of a length."""
     return tf.reshape(tf.range(count * tf.shape(x)[0]), [-1, count])
@@ -58,6 +63,22 @@ add("Sin", lambda x: tf.sin(tf.math.unsorted_segment_sum(x, [0, 2, 0], 3)), T3N4
 add("Sin", lambda x: tf.sin(gradient_of(lambda x: tf.gather(x, [[0, 2], [1, 2]], axis=1))(x)), N34)
 add("GatherNd", lambda i, w: tf.gather_nd(w, _int(i)), ("n", 3, 1), (5, 2), **LABELS)
 add_once("GatherNd", lambda x: tf.gather_nd(x, [[0, 1], [0, 2]]), N3)
+
+add("GatherV2", lambda i, w: tf.gather(w, _int(i)), N3, (5, 2), **LABELS)
+add("GatherV2", lambda i, w: tf.gather(w, _int(i), axis=1), N3, (2, 5), **LABELS)
+add("GatherV2", lambda x: tf.gather(x, [2, 0], axis=1), N34)
+add("GatherV2", lambda x: tf.gather(x, [[2, 0]], axis=0), T3N4)
+add("GatherV2", lambda x, i: tf.gather(x, _int(i), axis=1, batch_dims=1), ("n", 5, 2), N3, **LABELS)
+add("GatherV2", lambda x, i: tf.gather(x, _int(i) % tf.shape(x)[0]), N3, N, divided=None, **LABELS)
+add("GatherV2", lambda x: tf.gather(tf.reduce_sum(x, 0), [1]), N3)
+add_once("GatherV2", lambda x: tf.gather(x, [0], axis=0), N34)
+add_once("GatherV2", lambda x, i: tf.gather(x, _int(i), axis=1), ("n", 5), N, **LABELS)
+add_once("GatherV2", lambda i: tf.gather(tf.reduce_sum(i, 0), _int(i)), N3, **LABELS)
+add_once("GatherV2", lambda x: tf.gather(x, [[0, 1], [2, 0], [1, 1]], axis=2, batch_dims=1), T3N4)
+add_once("GatherV2", lambda i, w: tf.gather(w, _total(i)), N3, (5, 2), **LABELS)
+add_once("GatherV2", lambda x: tf.gather(x, tf.argsort(x[:, 0])), N3)
+add_once("GatherV2", lambda i: tf.gather(tf.transpose(tf.sort(i, 0)), _total(i)), N3, **LABELS)
+add_once("GatherNd", lambda i, w: tf.gather_nd(w, _total(i)), N3, (5, 2, 3), **LABELS)
 
 # Indices that begin with the number of their row.
 add("GatherNd", lambda x, i: tf.gather_nd(x, _each(x, i)), N3, N, **LABELS)
@@ -153,6 +174,20 @@ add_once(
     N,
     **LABELS,
 )
+
+
+def _flat(x, numbers):
+    """What a lookup in the flat tensor finds."""
+    return tf.gather(tf.reshape(x, [-1]), numbers)
+
+
+add("GatherV2", lambda x: _flat(x, tf.argmax(x, 1, output_type=tf.int32) + _numbers(x, 3)), N3)
+add("GatherV2", lambda x: _flat(x, tf.tile(_numbers(x, 3)[:, None], [1, 2])), N3)
+add("GatherNd", lambda x: tf.gather_nd(x, tf.repeat(_numbers(x)[:, None], 2, 1)[..., None]), N3)
+add("Sin", lambda x: tf.sin(gradient_of(lambda x: _sum(x, _pairs(x, 3), 3))(x)), N3)
+add("GatherV2", lambda x: tf.gather(tf.sort(x, 0), _numbers(x) + 0 * tf.argmax(x, 1, tf.int32)), N3)
+add_once("GatherV2", lambda x: tf.gather(x, tf.tile(_numbers(x), [2])), N3)
+add_once("GatherV2", lambda x: tf.gather(x, tf.maximum(_numbers(x) - 1, 0)), N3)
 
 
 def _gradient(x, i, batch_dims):

@@ -128,27 +128,6 @@ add_once("Fill", lambda x, y: tf.fill([_in_fours(x)], y), N3, ())
 add_once("Fill", lambda x, y: tf.fill([_by_size(x, 1, 2)], y), N3, ())
 add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4), N3, fill="labels")
 add("OneHot", lambda i: tf.one_hot(tf.cast(i, tf.int32), 4, axis=0), N3, fill="labels")
-add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32)), N3, (5, 2), fill="labels")
-add("GatherV2", lambda i, w: tf.gather(w, tf.cast(i, tf.int32), axis=1), N3, (2, 5), fill="labels")
-add("GatherV2", lambda x: tf.gather(x, [2, 0], axis=1), N34)
-add("GatherV2", lambda x: tf.gather(x, [[2, 0]], axis=0), T3N4)
-add_once("GatherV2", lambda x: tf.gather(x, [0], axis=0), N34)
-add(
-    "GatherV2",
-    lambda x, i: tf.gather(x, tf.cast(i, tf.int32), axis=1, batch_dims=1),
-    ("n", 5, 2),
-    N3,
-    fill="labels",
-)
-add(
-    "GatherV2",
-    lambda x, i: tf.gather(x, tf.cast(i, tf.int32) % tf.shape(x)[0]),
-    N3,
-    ("n",),
-    divided=None,
-    fill="labels",
-)
-add("GatherV2", lambda x: tf.gather(tf.reduce_sum(x, 0), [1]), N3)
 
 
 def _repeated(x: tf.Tensor) -> tf.Tensor:
@@ -219,24 +198,6 @@ add(
     (),
     divided=None,
 )
-add_once(
-    "GatherV2",
-    lambda x, i: tf.gather(x, tf.cast(i, tf.int32), axis=1),
-    ("n", 5),
-    ("n",),
-    fill="labels",
-)
-add_once(
-    "GatherV2",
-    lambda i: tf.gather(tf.reduce_sum(i, 0), tf.cast(i, tf.int32)),
-    N3,
-    fill="labels",
-)
-add_once(
-    "GatherV2",
-    lambda x: tf.gather(x, [[0, 1], [2, 0], [1, 1]], axis=2, batch_dims=1),
-    T3N4,
-)
 add_once("Pad", lambda x: tf.pad(x, [[0, tf.shape(x)[0]], [0, 0]]), N3)
 add("StridedSlice", lambda x: x[..., 0 : tf.shape(x)[1], 1:], T3N4)
 add("StridedSlice", lambda x: x[None, 0 : tf.shape(x)[0], :2], N34)
@@ -246,18 +207,6 @@ add("StridedSliceGrad", gradient_of(lambda x: x[-tf.shape(x)[0] : tf.shape(x)[0]
 add_once("BroadcastTo", lambda x, y: x[:, :2] @ tf.broadcast_to(y, [2, 3]), N3, (3,))
 add("BroadcastTo", lambda x, y: tf.broadcast_to(y, [tf.shape(x)[0], 2, 3]), N3, (3,))
 add("Sin", lambda x: tf.sin(tf.broadcast_to(tf.reduce_sum(x, 0), tf.shape(x))), N3)
-add_once("GatherV2", lambda i, w: tf.gather(w, _total(i)), N3, (5, 2), fill="labels")
-add_once("GatherV2", lambda x: tf.gather(x, tf.argsort(x[:, 0])), N3)
-add_once(
-    "GatherNd",
-    lambda i, w: tf.gather_nd(w, _total(i)),
-    N3, (5, 2, 3), fill="labels",
-)  # fmt: skip
-add_once(
-    "GatherV2",
-    lambda i: tf.gather(tf.transpose(tf.sort(i, 0)), _total(i)),
-    N3, fill="labels",
-)  # fmt: skip
 
 
 def _in_blocks(x: tf.Tensor, *block: int) -> tf.Tensor:
@@ -303,11 +252,6 @@ add_once(
 )
 add_once("Reshape", lambda x: tf.reshape(_in_blocks(x, 2), [-1, 8]), GRID)
 add_once("ReverseV2", lambda x: tf.reverse(_in_blocks(x, 2), [0]), GRID)
-
-
-def _total(i: tf.Tensor) -> tf.Tensor:
-    """Returns integers in parts, all zero."""
-    return tf.reduce_sum(tf.cast(0 * i, tf.int32), 0)
 
 
 def _windows(x: tf.Tensor, size: int) -> tf.Tensor:

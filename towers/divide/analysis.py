@@ -7,7 +7,6 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import numpy as np
 import tensorflow as tf
 
 from towers.divide import (  # noqa: F401  (rules)
@@ -145,28 +144,17 @@ class Analysis:
         return op.type not in _EXACT and op.type not in _MAKE_ROWS
 
     def _place_rounded(self, op: Op) -> None:
-        """Decides on an integer that may be rounded. It is known if no input counts rows.
-
-        tf.eye(n) takes the smaller one of n and n, and 4 * n // 4 is n for all n.
-        """
+        """Decides on an integer that may be rounded. It is known if no input counts rows."""
+        # tf.eye(n) takes the smaller one of n and n, and 4 * n // 4 is n for all n.
         values = [str(self.probes.values(value)) for value in op.inputs]
         is_same = op.type in ("Minimum", "Maximum") and values[0] == values[1] != "None"
-        is_known = is_same or self._is_divisible(op)
-        if is_known or not any(map(self._may_count_rows, op.inputs)):
+        is_even = op.type == "FloorDiv" and self.probes.is_divisible(*op.inputs)
+        if is_same or is_even or not any(map(self._may_count_rows, op.inputs)):
             self._place_group([op])
         else:
             self._decide(op, None)
             for value in op.outputs:
                 self.probes.feed_static(value)
-
-    def _is_divisible(self, op: Op) -> bool:
-        """Returns whether a size is divided without a remainder for all numbers of rows."""
-        if op.type != "FloorDiv":
-            return False
-        size, divisor = self.probes.formula(op.inputs[0]), self.probes.const(op.inputs[1])
-        if size is None or divisor is None or not np.all(divisor):
-            return False
-        return not any(np.any(part % divisor) for part in size)
 
     def _place_alone(self, op: Op) -> None:
         """Decides on an operation with lists or functions, whose rule knows the shapes."""

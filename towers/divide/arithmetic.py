@@ -173,6 +173,7 @@ def positions(look: Look) -> Each | None:
     axes = _axes(look)
     if look.fact(0).axis in axes:
         return None
+    look.outputs[0].below = look.dims(0)[next(iter(axes))]
     return look.own_first(rows(_axis_after(look, axes, False)))
 
 
@@ -290,11 +291,14 @@ _BESIDE_MATRICES = {"MatrixSetDiagV3": 1, "MatrixSolve": 2, "MatrixTriangularSol
 @rule_of_rows(*_INNER)
 def inner_axes(look: Look) -> Each | None:
     """Computes from the last axes of each row."""
-    if look.fact(0).axis >= len(look.dims(0)) - _INNER[look.type]:
+    fact = look.fact(0)
+    if fact.axis >= len(look.dims(0)) - _INNER[look.type]:
         return None
     if look.type == "TopKV2":
         look.outputs[1].below = look.dims(0)[-1]
-    return look.own_first()
+    # Eigenvectors that nobody asked for are an empty tensor, and so is the sum of empty ones.
+    facts = [fact if set(look.out(i)[0]) != {0} else PART for i in range(len(look.outputs))]
+    return look.each([OWN, *[WHOLE] * len(look.inputs[1:])], *facts)
 
 
 @rule(*_BESIDE_MATRICES)

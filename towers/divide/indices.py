@@ -51,19 +51,53 @@ def segments(look: Look) -> Each | None:
     if (
         counts is None
         or look.fact(0) != FIRST
-        or look.fact(1) not in (FIRST, ONCE)
-        or not _is_in_row(look, look.inputs[1], tuple(map(int, counts)))
+        or not _is_in_row(look, 1, look.inputs[1], tuple(map(int, counts)))
     ):
         return look.each([OWN, rows_of(axis), WHOLE], PART)
 
     def add(context: Context, op: Op, values: Tensors) -> Tensors:
         data, numbers, count = values
-        each = count // tf.cast(context.place.total, count.dtype)
-        first = tf.cast(each, numbers.dtype) * tf.cast(context.place.start, numbers.dtype)
-        own = each * tf.cast(context.place.count, count.dtype)
-        return context.copy(op, [data, numbers - first, own])
+        each = tf.cast(count, tf.int32) // context.place.total
+        own = each * context.place.count
+        first = _first(context, own, numbers.dtype)
+        return context.copy(op, [data, numbers - first, tf.cast(own, count.dtype)])
 
     return look.each([OWN, rows_of(0), WHOLE], FIRST, emit=add)
+
+
+@rule("GatherV2")
+def gather(look: Look) -> Each | None:
+    """Looks rows of indices up in a table, or chooses within rows.
+
+    A table with rows is looked up once, because towers would need all of it.
+    """
+    table, indices, batch = look.fact(0), look.fact(1), look.attr("batch_dims")
+    if table == PART and indices == ONCE:
+        return look.each([OWN, WHOLE, WHOLE], PART)
+    axis = int(look.const(2)) % len(look.dims(0))
+    if axis == batch == 0 and _is_in_row(look, 1, look.inputs[1], look.dims(0)[0]):
+        return look.each([rows_of(0), rows_of(0), WHOLE], FIRST, emit=_look_up)
+    if batch:
+        # Table and indices share their first axes. Rows must lie along one of them.
+        of_rows = next((f.axis for f in (table, indices) if f.kind == "rows"), batch)
+        if of_rows >= batch:
+            return None
+        look.inputs[1].below = look.dims(0)[axis]
+        return look.each([rows_of(of_rows), rows_of(of_rows), WHOLE], rows(of_rows))
+    if table == ONCE and indices.kind == "rows":
+        return look.each([WHOLE, OWN, WHOLE], rows(axis + indices.axis))
+    if table.kind == "rows" and table.axis != axis and indices.kind != "rows":
+        # The axes of the indices take the place of the axis that is looked up.
+        moved_by = len(look.dims(1)) - 1 if table.axis > axis else 0
+        return look.each([OWN, WHOLE, WHOLE], rows(table.axis + moved_by))
+    return None
+
+
+def _look_up(context: Context, op: Op, values: Tensors) -> Tensors:
+    """Looks a tower's indices up in its own rows of the table."""
+    table, indices, axis = values
+    first = _first(context, tf.shape(table)[0], indices.dtype)
+    return context.copy(op, [table, indices - first, axis])
 
 
 @rule(
@@ -102,9 +136,14 @@ def scatter(look: Look) -> Each | None:
 
 def _own(context: Context, indices: tf.Tensor, shape: tf.Tensor) -> tf.Tensor:
     """Returns a tower's indices into its own rows, of this shape."""
-    each = tf.cast(shape[0], tf.int32) // tf.maximum(context.place.count, 1)
-    first = tf.cast(each * context.place.start, indices.dtype)
+    first = _first(context, tf.cast(shape[0], tf.int32), indices.dtype)
     return indices - tf.one_hot(0, tf.shape(indices)[-1], first, 0, dtype=indices.dtype)
+
+
+def _first(context: Context, size: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Returns the place of a tower's first row, if all its rows have this size."""
+    each = size // tf.maximum(context.place.count, 1)
+    return tf.cast(each * context.place.start, dtype)
 
 
 def _begins_with_row(look: Look, i: int, dims: list[Dim]) -> bool:
@@ -115,12 +154,12 @@ def _begins_with_row(look: Look, i: int, dims: list[Dim]) -> bool:
         if value.op.type != "Pack" or value.op.source.get_attr("axis") % (last + 1) != last:
             return False
         value = value.op.inputs[0]
-    return look.fact(i) in (FIRST, ONCE) and _is_in_row(look, value, dims[0])
+    return _is_in_row(look, i, value, dims[0])
 
 
-def _is_in_row(look: Look, value: Value, dim: Dim) -> bool:
-    """Returns whether integers lie in their own row, if all rows together have this size."""
-    if not is_rows(dim):
+def _is_in_row(look: Look, i: int, value: Value, dim: Dim) -> bool:
+    """Returns whether integers of an input lie in their own row, if all rows have this size."""
+    if not is_rows(dim) or look.fact(i) not in (FIRST, ONCE):
         return False
     span, each = _span(look.probes, value), np.floor_divide(dim, ROWS)
     return span is not None and bool(np.all((span.step == each) & (span.size <= each)))
@@ -137,6 +176,8 @@ def _span(probes: Probes, value: Value) -> _Span | None:
         return _span(probes, op.inputs[0])
     if op.type == "Mul":
         return _product(probes, *op.inputs)
+    if op.type in ("BroadcastTo", "Tile"):
+        return _broadcast(probes, op.inputs[0], value)
     if op.type == "AddV2":
         first, second = (_broadcast(probes, term, value) for term in op.inputs)
         if first is not None and second is not None:
@@ -177,10 +218,10 @@ def _product(probes: Probes, first: Value, second: Value) -> _Span | None:
 
 
 def _broadcast(probes: Probes, value: Value, result: Value) -> _Span | None:
-    """Returns where integers lie in a sum; rows must be alone along the first axis."""
+    """Returns where integers lie that a result repeats; rows must stay along the first axis."""
     span, before, after = _span(probes, value), probes.dims(value), probes.dims(result)
     if span is None or not span.step.any():
         return span
-    if not before or not after or len(before) != len(after) or not is_rows(before[0]):
+    if not before or not after or len(before) != len(after):
         return None
-    return span
+    return span if is_rows(before[0]) and before[0] == after[0] else None

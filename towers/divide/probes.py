@@ -297,6 +297,13 @@ class Probes:
             return (start, slope)
         return None
 
+    def is_divisible(self, size: Value, divisor: Value) -> bool:
+        """Returns whether a division leaves no remainder, whatever the number of rows."""
+        parts, number = self.formula(size), self.const(divisor)
+        if parts is None or number is None or not np.all(number):
+            return False
+        return not any(np.any(part % number) for part in parts)
+
 
 def _open_size(axis: int, k: int) -> int:
     """Returns a size that changes from batch to batch without the number of rows, at probe k."""

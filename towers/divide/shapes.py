@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from towers.divide.facts import ONCE, OWN, PART, WHOLE, Each, blocks, rows, rows_of, shape_of
+from towers.divide.facts import OWN, PART, WHOLE, Each, blocks, rows, rows_of, shape_of
 from towers.divide.probes import ROWS, is_fixed
 from towers.divide.rule import FIRST, Dims, Look, kept_axes, rule, rule_of_rows
 
@@ -247,29 +247,3 @@ def one_hot(look: Look) -> Each | None:
     """Adds an axis with a one at each index."""
     added = look.attr("axis") % len(look.out())
     return look.own_first(rows(look.fact(0).axis + (added <= look.fact(0).axis)))
-
-
-@rule("GatherV2")
-def gather(look: Look) -> Each | None:
-    """Looks rows of indices up in a table, or chooses within rows.
-
-    A table with rows is looked up once, because towers would need all of it.
-    """
-    table, indices, batch = look.fact(0), look.fact(1), look.attr("batch_dims")
-    if table == PART and indices == ONCE:
-        return look.each([OWN, WHOLE, WHOLE], PART)
-    axis = int(look.const(2)) % len(look.dims(0))
-    if batch:
-        # Table and indices share their first axes. Rows must lie along one of them.
-        of_rows = next((f.axis for f in (table, indices) if f.kind == "rows"), batch)
-        if of_rows >= batch:
-            return None
-        look.inputs[1].below = look.dims(0)[axis]
-        return look.each([rows_of(of_rows), rows_of(of_rows), WHOLE], rows(of_rows))
-    if table == ONCE and indices.kind == "rows":
-        return look.each([WHOLE, OWN, WHOLE], rows(axis + indices.axis))
-    if table.kind == "rows" and table.axis != axis and indices.kind != "rows":
-        # The axes of the indices take the place of the axis that is looked up.
-        moved_by = len(look.dims(1)) - 1 if table.axis > axis else 0
-        return look.each([OWN, WHOLE, WHOLE], rows(table.axis + moved_by))
-    return None
