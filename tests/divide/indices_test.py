@@ -124,6 +124,14 @@ add_once(
 )  # fmt: skip
 add_once("Sin", lambda x: _sum(x[:, :2], _largest(x) - _numbers(x, -3)[:, None], 3), N3)
 add_once("Sin", lambda x: _sum(x[:, 0], tf.minimum(_numbers(x, 3), 5), 3), N3)
+add_once(
+    "Sin",  # "m" may be smaller than the places
+    lambda x, y: _sum(
+        x[:, :2], _largest(x) + _numbers(x, tf.shape(y)[1])[:, None], tf.shape(y)[1]
+    ),
+    N3, ("n", "m"),
+)  # fmt: skip
+add_once("Sin", lambda x: _sum(x, _int(tf.cast(_numbers(x), tf.uint8)), 1), N3)
 
 add_once("Sin", lambda x, i: _sum(x, _int(i) * 1 + _numbers(x, 5), 5), N3, N, **LABELS)
 add_once("Sin", lambda x, i: _sum(x, _numbers(x) * _int(i), 3), N3, N, **LABELS)

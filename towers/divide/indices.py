@@ -1,8 +1,8 @@
 """Rules of indices into their own row, whichever row that is.
 
-    x[range(n), labels] by tf.gather_nd                 an index begins with the number of its row
-    gradient of tf.sort and tf.math.top_k               row * k + a number below k
-    gradient of tf.gather(..., batch_dims=1)
+    x[range(n), labels] by tf.gather_nd        an index begins with the number of its row
+    a lookup in a flat tensor                  row * k + a number below k
+    gradients of tf.sort, tf.math.top_k and tf.gather(..., batch_dims=1)
 
 A tower subtracts the place of its first row.
 """
@@ -162,12 +162,18 @@ def _is_in_row(look: Look, i: int, value: Value, dim: Dim) -> bool:
     if not is_rows(dim) or look.fact(i) not in (FIRST, ONCE):
         return False
     span, each = _span(look.probes, value), np.floor_divide(dim, ROWS)
-    return span is not None and bool(np.all((span.step == each) & (span.size <= each)))
+    if span is None or not np.array_equal(span.step, each):
+        return False
+    # A size that is open may be smaller than at the probes: only an equal one is known to fit.
+    is_fixed = len({*span.size}) == len({*each}) == 1
+    return np.array_equal(span.size, each) or is_fixed and span.size[0] <= each[0]
 
 
 def _span(probes: Probes, value: Value) -> _Span | None:
     """Returns where integers lie, as far as their operations tell."""
     op = value.op
+    if value.dtype not in (tf.int32, tf.int64):  # smaller ones begin again at 0
+        return None
     if value.below is not None:
         return _Span(np.zeros(len(ROWS), int), np.array(value.below))
     if op.type == "Range":
