@@ -221,6 +221,7 @@ add("Lu", _definite(tf.linalg.lu), N34, extremes=())
 add("MatrixSolve", _definite(tf.linalg.solve), N34, N34, extremes=())
 add("MatrixTriangularSolve", _definite(tf.linalg.triangular_solve), N34, N34, extremes=())
 add_once("MatrixTriangularSolve", _definite(tf.linalg.triangular_solve), (3, 4), N34, extremes=())
+add_once("MatrixTriangularSolve", _definite(tf.linalg.triangular_solve), N34, (3, 4), extremes=())
 add("MatrixSetDiagV3", lambda x, y: R.MatrixSetDiagV3(input=x, diagonal=y, k=0), N34, N3)
 add(
     "MatrixSetDiagV3", lambda x, y: R.MatrixSetDiagV3(input=tf.sort(x, 0), diagonal=y, k=0), N34, N3

@@ -33,6 +33,7 @@ def _each(x, i):
 
 
 def _sum(x, i, count):
+    """Sums to so many segments for each row."""
     return tf.sin(tf.math.unsorted_segment_sum(x, i, count * tf.shape(x)[0]))
 
 

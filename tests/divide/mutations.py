@@ -25,8 +25,8 @@ os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 import keras  # noqa: E402, F401  (before the first fork: its import takes seconds)
 
 MODULES = (
-    "arithmetic", "shapes", "layers", "indices", "rule", "lists", "loops", "tables", "composites", "analysis",
-    "as_rows",
+    "arithmetic", "shapes", "layers", "indices", "rule", "lists", "loops", "tables", "composites",
+    "analysis", "as_rows",
 )  # fmt: skip
 TESTS = ("arithmetic", "shapes", "layers", "indices", "loops", "tables", "composites")
 FOLDER = Path(__file__).parents[2] / "towers" / "divide"

@@ -209,7 +209,7 @@ class Analysis:
         if answer is None and EACH in look.facts():
             answer = own_moments.elementwise(op)
         answer = answer or as_rows.in_blocks(op, self.probes, self._by_rule) or self._by_rule(op)
-        answer = answer or arithmetic.joined_segments(look)
+        answer = answer or indices.joined_segments(look)
         # Cutting and joining rows takes time, which only such work is worth.
         if answer is None and _WORK.search(op.type) and not self.is_inside:
             return as_rows.cut_again(op, self.probes, self._by_rule)

@@ -1,6 +1,5 @@
 """Rules of arithmetic: element by element, sums over axes, and products of matrices."""
 
-import functools
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -220,16 +219,16 @@ def einsum(look: Look) -> Each | None:
     whole = _behind(result, look.out())
 
     def labels(i: int, term: str) -> list[object]:
-        before, dots, after = term.partition("...")
-        return [*before, *(dots and _broadcast(i, _behind(term, look.dims(i)), whole)), *after]
+        before, _, after = term.partition("...")
+        return [*before, *_broadcast(i, _behind(term, look.dims(i)), whole), *after]
 
     terms = [labels(i, term) for i, term in enumerate(left.split(","))]
-    before, dots, after = result.partition("...")
-    return contract(look, terms, [*before, *(dots and range(len(whole))), *after])
+    before, _, after = result.partition("...")
+    return contract(look, terms, [*before, *range(len(whole)), *after])
 
 
 def _behind(term: str, dims: Dims) -> Dims:
-    """Returns the axes that the ellipsis of an equation's term stands for, if it has one."""
+    """Returns the axes that the ellipsis of an equation's term stands for; none without one."""
     before, _, after = term.partition("...")
     return dims[len(before) : len(dims) - len(after)]
 
@@ -241,39 +240,6 @@ def _broadcast(i: int, dims: Dims, whole: Dims) -> list[object]:
     """
     axes = range(len(whole))[len(whole) - len(dims) :]
     return [a if dims[k] == whole[a] else ("one", i, a) for k, a in enumerate(axes)]
-
-
-def joined_segments(look: Look) -> Each | None:
-    """Sums several groups of rows to one set of segments, one group after the other.
-
-    The gradient of a table that is looked up twice joins the rows of both lookups.
-    """
-    if look.type != "UnsortedSegmentSum":
-        return None
-    data, segment_ids = (value.op for value in look.inputs[:2])
-    if {data.type, segment_ids.type} != {"ConcatV2"}:
-        return None
-    (*groups, axis), (*ids, of_ids) = data.inputs, segment_ids.inputs
-    # Joined along axis 0, the rows of the towers would be in another order than in the batch.
-    # A sum over segments does not depend on it, so each tower adds its rows of each group.
-    known = [look.probes.const(value) for value in (axis, of_ids)]
-    if any(value is None or int(value) != 0 for value in known) or len(groups) != len(ids):
-        return None
-    for group, its_ids in zip(groups, ids, strict=True):
-        sizes = [look.probes.dims(value) for value in (group, its_ids)]
-        if {group.fact, its_ids.fact} != {rows(0)} or sizes[0] is None or sizes[1] is None:
-            return None
-        if tuple(sizes[0][0]) != tuple(sizes[1][0]):
-            return None
-
-    def emit(context: Context, op: Op, given: Tensors) -> Tensors:
-        *both, count = given
-        pairs = zip(both[: len(groups)], both[len(groups) :], strict=True)
-        sums = [context.copy(op, [*pair, count])[0] for pair in pairs]
-        return [functools.reduce(tf.add, sums)]
-
-    needs = [*((value, OWN) for value in (*groups, *ids)), (look.inputs[2], WHOLE)]
-    return Each(needs, [PART], emit)
 
 
 # Operations on the last axes of each row, with the number of these axes.

@@ -7,6 +7,7 @@
 A tower subtracts the place of its first row.
 """
 
+import functools
 from typing import NamedTuple
 
 import numpy as np
@@ -33,9 +34,9 @@ _KEEP = ("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze")  # all numbers,
 
 
 class _Span(NamedTuple):
-    """Says of integers that those of row r are r * step + (0 ... size - 1), at each probe.
+    """Says where integers lie, at each probe: in row r, from r * step to r * step + size - 1.
 
-    In the order of a flat tensor, the numbers of a row follow those of the row before.
+    The rows follow each other in the order of the flat tensor.
     """
 
     step: np.ndarray
@@ -63,6 +64,39 @@ def segments(look: Look) -> Each | None:
         return context.copy(op, [data, numbers - first, tf.cast(own, count.dtype)])
 
     return look.each([OWN, rows_of(0), WHOLE], FIRST, emit=add)
+
+
+def joined_segments(look: Look) -> Each | None:
+    """Sums several groups of rows to one set of segments, one group after the other.
+
+    The gradient of a table that is looked up twice joins the rows of both lookups.
+    """
+    if look.type != "UnsortedSegmentSum":
+        return None
+    data, segment_ids = (value.op for value in look.inputs[:2])
+    if {data.type, segment_ids.type} != {"ConcatV2"}:
+        return None
+    (*groups, axis), (*ids, of_ids) = data.inputs, segment_ids.inputs
+    # Joined along axis 0, the rows of the towers would be in another order than in the batch.
+    # A sum over segments does not depend on it, so each tower adds its rows of each group.
+    known = [look.probes.const(value) for value in (axis, of_ids)]
+    if any(value is None or int(value) != 0 for value in known) or len(groups) != len(ids):
+        return None
+    for group, its_ids in zip(groups, ids, strict=True):
+        sizes = [look.probes.dims(value) for value in (group, its_ids)]
+        if {group.fact, its_ids.fact} != {rows(0)} or sizes[0] is None or sizes[1] is None:
+            return None
+        if tuple(sizes[0][0]) != tuple(sizes[1][0]):
+            return None
+
+    def emit(context: Context, op: Op, given: Tensors) -> Tensors:
+        *both, count = given
+        pairs = zip(both[: len(groups)], both[len(groups) :], strict=True)
+        sums = [context.copy(op, [*pair, count])[0] for pair in pairs]
+        return [functools.reduce(tf.add, sums)]
+
+    needs = [*((value, OWN) for value in (*groups, *ids)), (look.inputs[2], WHOLE)]
+    return Each(needs, [PART], emit)
 
 
 @rule("GatherV2")
