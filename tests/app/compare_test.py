@@ -1,5 +1,6 @@
 """Differences that are planted into runs: compare names the step and what came first."""
 
+import json
 import re
 import shutil
 from contextlib import closing
@@ -208,6 +209,21 @@ def test_equal_runs_can_be_made_again_on_another_number_of_devices(plain, tmp_pa
         shutil.rmtree(other / "checkpoints/epoch-2-step-8")
         with pytest.raises(ValueError, match="larger `keep_checkpoints`"):
             audit(given, str(other), 3, out)
+
+
+def test_an_end_is_named_if_the_schedule_ends_there(plain, tmp_path):
+    runs = [tmp_path / name for name in "ab"]
+    for schedule, is_named in (("cosine", True), ("constant", False)):
+        for run, epochs in zip(runs, (2, 4), strict=True):
+            run.mkdir(exist_ok=True)
+            shutil.copy(plain / "ledger.csv", run)
+            config = {"schedule": schedule, "epochs": epochs, "made_with": None}
+            (run / "config.json").write_text(json.dumps(config))
+        code, lines = compare.compare(*runs, replay=None)
+        assert code == 0 and ("setting that differs: epochs (2, 4)" in lines) == is_named
+    (runs[1] / "config.json").write_text("[]")
+    with pytest.raises(ValueError, match=f"^{runs[1]}: config.json must be a JSON object"):
+        compare.compare(*runs, replay=None)
 
 
 def test_the_command_says_whether_runs_are_equal(plain, tmp_path):

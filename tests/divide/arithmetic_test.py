@@ -46,6 +46,21 @@ def _complexes(kind: str, x: tf.Tensor) -> tf.Tensor:
     return tf.math.real(found) if kind == "Conj" else found
 
 
+def _bytes(x: tf.Tensor) -> tf.Tensor:
+    """Returns bytes, of which six or more add up to a sum that begins again at 0."""
+    return tf.cast(x * 0 + 50, tf.uint8)
+
+
+def _halves(x: tf.Tensor) -> tf.Tensor:
+    """Returns float16 numbers, of which three or more add up to infinity."""
+    return tf.cast(x * 0 + 30_000, tf.float16)
+
+
+def _sum_of_bfloat16(x: tf.Tensor) -> tf.Tensor:
+    """Returns a sum that bfloat16 does not round."""
+    return tf.reduce_sum(tf.cast(tf.round(tf.clip_by_value(x, -3, 3)), tf.bfloat16), 0)
+
+
 def _integers(kind: str, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     return getattr(R, kind)(x=tf.cast(x, tf.int32), y=tf.cast(y, tf.int32) + 1)
 
@@ -69,7 +84,10 @@ add("EnsureShape", lambda x: tf.ensure_shape(x, [None, 3]), N3)
 add("Bitcast", lambda x: tf.bitcast(x, tf.int64), N3)
 add("Bitcast", lambda x: tf.bitcast(x, tf.int32), N3, divided=None)
 add("Cast", lambda x: tf.cast(x, tf.float32), N3)
-add("Cast", lambda x: tf.cast(tf.reduce_sum(x, 0), tf.float32), N3)
+add_once("Cast", lambda x: tf.cast(tf.reduce_sum(x, 0), tf.float32), N3)
+add_once("Cast", lambda x: tf.cast(tf.reduce_sum(_bytes(x), 0), tf.float64), N3, extremes=())
+add_once("Cast", lambda x: 1 / tf.cast(tf.reduce_sum(_halves(x), 0), tf.float32), N3, extremes=())
+add("Cast", lambda x: tf.cast(_sum_of_bfloat16(x), tf.float32), N3, extremes=())
 add("LeakyRelu", raw("LeakyRelu"), N3)
 add("Invert", lambda x: R.Invert(x=tf.cast(x, tf.int32)), N3)
 add("LogicalNot", lambda x: tf.logical_not(x > 0), N3)
@@ -122,6 +140,11 @@ add_once("AddV2", lambda x, y: tf.reduce_sum(x, 0) + y, N3, (3,))
 add("Mul", lambda x, y: tf.reduce_sum(tf.reduce_sum(x, 0) * y), N3, (3,))
 add("Mul", lambda x, y: tf.reduce_sum(x, 0) * tf.reduce_sum(y, 0), N3, N3, divided=None)
 add_once("RealDiv", lambda x, y: y / tf.reduce_sum(x, 0), N3, (3,))
+# Divided by 0, the parts of this sum would be infinities of both signs.
+add_once(
+    "RealDiv", lambda x, y: tf.exp(-tf.abs(tf.reduce_sum(x, 0) / (y * 0))), N3, (3,), extremes=()
+)
+add_once("ArgMax", lambda x, y: tf.argmax(x[:, 0], tf.cast(y[0] * 0, tf.int32)), N3, (3,))
 add("Select", lambda x, y: R.Select(condition=x > 0, x=x, y=y), N3, N3)
 add("Select", lambda c, x: R.Select(condition=c > 0, x=x, y=-x), ("n",), N3, divided=None)
 add("SelectV2", lambda x, y: tf.where(x > 0, x, y), N3, (3,))
@@ -256,7 +279,7 @@ def _outer(x: tf.Tensor) -> tf.Tensor:
 # Parts: what is not linear adds them up first.
 add_once("Cast", lambda x: tf.cast(tf.reduce_sum(x * 9, 0), tf.int32), N3, extremes=())
 add_once("Div", lambda x: R.Div(x=_sum_of_integers(x), y=[2, 3, 4]), N3, extremes=())
-add("Div", lambda x, y: tf.reduce_sum(R.Div(x=tf.reduce_sum(x, 0), y=y)), N3, (3,))
+add("Div", lambda x: tf.reduce_sum(R.Div(x=tf.reduce_sum(x, 0), y=[2.0, 3.0, 4.0])), N3)
 add("Sum", lambda x: tf.reduce_sum(_sum_of_integers(x)), N3, divided=None, extremes=())
 add_once("MatMul", lambda x, y: _outer(x) @ _outer(y), N3, N3)
 add("MatMul", lambda x, y: y @ _outer(x), N3, N3)

@@ -177,6 +177,12 @@ add_once(
 )
 add_once(
     "TensorScatterAdd",
+    lambda x, y: tf.tensor_scatter_nd_add(x, _numbers(x)[None, :, None], y[None]),
+    N3,
+    N3,
+)
+add_once(
+    "TensorScatterAdd",
     lambda x, y, i: tf.tensor_scatter_nd_add(y, _int(i)[:, None], x),
     N3,
     (3, 3),

@@ -193,6 +193,18 @@ for kind in ("EmptyTensorList", "TensorListPushBack", "TensorListPopBack"):
     add(kind, lambda x: last_two(tf.shape(x), tf.cast(x[0], tf.int32)), N3, divided=None)
 
 
+def patches(x: tf.Tensor) -> list[tf.Tensor]:
+    """Returns sums of rows and of halves of rows, which are elements of one array."""
+    array = tf.TensorArray(x.dtype, 3, infer_shape=False)
+    for i, element in enumerate((x, tf.reshape(x, [-1, 2]), x)):
+        array = array.write(i, element)
+    return [tf.reduce_mean(array.read(i) ** 2) for i in range(3)]
+
+
+add("TensorListSetItem", patches, ("n", 4), divided=None)
+add("TensorListSetItem", gradient_of(lambda x: tf.stack(patches(x))), ("n", 4), divided=None)
+
+
 @pytest.mark.parametrize(
     "cases", CASES.groups, ids=lambda cases: f"{cases[0].kind}-{cases[-1].kind}"
 )

@@ -37,9 +37,10 @@ def test_a_longer_distance_leaves_lines_out_and_a_second_fit_begins_again(fits, 
     assert ledger_of(fits, tmp_path / "a", every=3) == [all_lines[2], all_lines[5]]
 
 
-def test_the_ledger_is_equal_on_one_device_and_on_two_that_measure_the_noise_scale(tmp_path):
+def test_the_ledger_is_equal_on_one_device_and_on_two_that_measure_noise_and_save(tmp_path):
     found = []
-    for num_gpus, callbacks in ((1, []), (2, [towers.NoiseScale()])):
+    several = [towers.NoiseScale(), towers.Resume(tmp_path / "backup")]
+    for num_gpus, callbacks in ((1, []), (2, several)):
         keras.utils.set_random_seed(3)
         path = tmp_path / str(len(found))
         parallel = classifier(num_gpus)

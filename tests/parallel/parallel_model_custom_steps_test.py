@@ -115,6 +115,52 @@ class Attacks(keras.Model):
         return {"loss": loss}
 
 
+class Dqn(keras.Model):
+    """Takes five parts of a replay buffer; a condition is Python's, which AutoGraph rewrites."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = keras.layers.Dense(3)
+
+    def call(self, x):
+        return self.values(x)
+
+    @tf.function
+    def train_step(self, data):
+        state, action, reward, next_state, is_last = data
+        best = tf.reduce_max(self(next_state), axis=1)
+        with tf.GradientTape() as tape:
+            chosen = tf.gather(self(state), action, batch_dims=1)
+            loss = tf.reduce_mean((chosen - reward - (1 - is_last) * best) ** 2)
+            if loss > 1.0:
+                loss = loss * 0.1
+        weights = self.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": loss}
+
+
+def test_a_step_may_take_any_tuple_and_be_a_function_of_tensorflow(float64):
+    rng = np.random.default_rng(0)
+    floats = [rng.normal(size=size) for size in ((23, 4), 23, (23, 4), 23)]
+    replay = (floats[0], rng.integers(0, 3, 23), *floats[1:])
+
+    def trained(on_towers):
+        keras.utils.set_random_seed(1)
+        model = Dqn()
+        model(floats[0])
+        if on_towers:
+            towers.make_parallel(model, 2, num_towers=3)
+        optimizer = keras.optimizers.Adam()
+        optimizer.build(model.trainable_variables)
+        model.compile(optimizer, jit_compile=False)
+        batches = tf.data.Dataset.from_tensor_slices(replay).batch(5)
+        return model.fit(batches, epochs=2, verbose=0).history, model
+
+    (theirs, model), (ours, on_towers) = trained(False), trained(True)
+    assert_same_logs(ours, theirs)
+    assert_close(on_towers.variables, model.variables, 1e-12, 1e-12)
+
+
 @pytest.mark.parametrize("model_class", [Teaches, Attacks])
 def test_layers_that_only_a_step_builds_are_trained_as_in_keras(model_class, float64):
     def make():

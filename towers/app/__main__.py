@@ -157,16 +157,22 @@ def make_again(config: TrainConfig) -> int:
     from towers.machine import environment
 
     environment.check()
+    from towers.app.after_training.predicting import check_new
     from towers.app.after_training.replay import audit, replay
     from towers.app.reporting.report import Report
+    from towers.resume.directories import explained
 
     given, values = config.given(), flags.FLAGS
+    path = Path(values.out).expanduser() if values.out else None
+    check_new(values.out and str(path))
     with closing(Report()) as out, out.show_warnings():
         if values.audit:
             return 0 if audit(given, values.audit, values.epoch, out) else 1
         found = replay(given, values.replay, values.at, out)
-    if values.out:
-        write_text(Path(values.out), json.dumps(found))
+    if path:
+        with explained(path, "out"):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(found))
     return 0
 
 

@@ -70,10 +70,19 @@ def compare(
 
 def _settings(*runs: Path) -> tuple[list[str], str]:
     """Returns lines about settings that differ, and why the runs are not comparable, or ""."""
-    texts = [run_dir.read_config(path, "run") or "{}" for path in runs]
-    made = [json.loads(text).get(MADE_WITH, {}) for text in texts]
-    configs = [vars(TrainConfig.from_json(text)) for text in texts]
+    made, configs = [], []
+    for path in runs:
+        text = run_dir.read_config(path, "run")
+        if text is None:  # a file of `towers.Ledger`, which has no settings
+            return [], ""
+        try:
+            configs.append(vars(TrainConfig.from_json(text)))
+        except ValueError as error:
+            raise ValueError(f"{path}: {error}") from None
+        made.append(json.loads(text).get(MADE_WITH) or {})
     ignored = fields_with(Role.FREE | Role.ONCE | Role.LIMIT | Role.LOCAL)
+    if any(config["schedule"] in ("cosine", "linear") for config in configs):  # to the run's end
+        ignored = fields_with(Role.FREE | Role.ONCE | Role.LOCAL)
     lines = [
         printable(f"setting that differs: {name} ({value}, {configs[1][name]})")
         for name, value in configs[0].items()

@@ -17,7 +17,7 @@ from towers.divide.facts import (
     EACH, ONCE, OWN, PART, SIZE, WHOLE, Each, Elements, Fact, Op, Shapes, Value, rows,
 )  # fmt: skip
 from towers.divide.flat import has_effects, is_noise, new_op
-from towers.divide.probes import Dim, Probes, is_fixed, is_rows, rows_each
+from towers.divide.probes import SHORT, Dim, Probes, is_fixed, is_rows, rows_each
 from towers.divide.rule import RULES, Look
 from towers.step.structures import RowComponents
 
@@ -57,13 +57,15 @@ class Analysis:
 
     forced: names of traced operations that run once although a rule says otherwise.
     markers: the markers of statistics that each tower has for itself, by name.
+    short: the open sizes at the last probe.
     """
 
     def __init__(
-        self, forced: Collection[str] = (), markers: Mapping[str, own_moments.Marked] | None = None
-    ) -> None:
+        self, forced: Collection[str] = (),
+        markers: Mapping[str, own_moments.Marked] | None = None, short: int = SHORT[0],
+    ) -> None:  # fmt: skip
         self._markers = markers or {}
-        self.probes, self.forced = Probes(), forced
+        self.probes, self.forced = Probes(short), forced
         self._early: list[Op] = []
         self._sizes: dict[Op, bool] = {}  # what follows from shapes: may it change by the batch?
         self._seen: set[Value] = set()  # sizes whose formulas have been looked for

@@ -32,7 +32,7 @@ _UNARY = """Abs Acos Acosh Angle AsString Asin Asinh Atan Atanh BesselI0 BesselI
     Softsign Spence Sqrt Square StaticRegexReplace StringLength StringLower StringStrip
     StringToHashBucketFast StringToHashBucketStrong StringUpper Tan Tanh"""
 # Linear ones among them, which may be applied to parts of a sum.
-_LINEAR = "Cast Identity Neg PreventGradient Snapshot StopGradient ZerosLike"
+_LINEAR = "Identity Neg PreventGradient Snapshot StopGradient ZerosLike"
 # Operations on the elements at one position of several inputs, after broadcasting.
 _BROADCAST = """ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor ClipByValue Complex
     EluGrad Equal FloorDiv FloorMod Greater GreaterEqual Igamma Igammac InvGrad LeakyReluGrad
@@ -52,6 +52,21 @@ def each_element(look: Look) -> Each | None:
 def linear_element(look: Look) -> Each | None:
     """Computes each element from one element. Parts of a sum stay parts."""
     return look.own_first()
+
+
+@rule("Cast")
+def cast(look: Look) -> Each | None:
+    """Converts each element from one element. A sum is made before it is converted.
+
+    In float64 it may cancel, in float16 it may be infinite, and in uint8 it begins again at 0. Only
+    bfloat16 loses nothing: float32 has all its numbers and no larger ones.
+    """
+    if look.fact(0).kind == "rows":
+        return look.own_first()
+    types = look.inputs[0].dtype, look.outputs[0].dtype
+    if look.fact(0) == PART and types == (tf.bfloat16, tf.float32):
+        return look.own_first()
+    return None
 
 
 @rule("RsqrtGrad")
@@ -84,8 +99,10 @@ def factors(look: Look) -> Each | None:
     # The sum of rounded quotients is not the rounded quotient of the sum.
     is_exact = look.type == "Mul" or not look.outputs[0].dtype.is_integer
     is_factor = [fact in (ONCE, EACH) for fact in facts]
-    # A part in the denominator, or a product of two parts, makes no parts.
-    is_quotient = facts[0] == PART and is_factor[1] and is_exact
+    # A part in the denominator, or a product of two parts, makes no parts. Divided by 0, parts
+    # may be infinities that cancel, and a tower with a sum of 0 makes a NaN.
+    is_safe = look.type == "Mul" or look.is_size(1) or facts[1] == EACH or look.is_inside
+    is_quotient = facts[0] == PART and is_factor[1] and is_exact and is_safe
     if is_quotient or look.type == "Mul" and is_factor[0] and facts[1] == PART:
         return look.each([WHOLE if f == ONCE else OWN for f in facts], PART)
     return align(look)
@@ -156,10 +173,10 @@ def mean(look: Look) -> Each | None:
         return None
 
     def part(context: Context, op: Op, values: Tensors) -> Tensors:
-        total, shape = count * context.place.total, values[0].shape
+        total, shape = tf.cast(count * context.place.total, tf.int64), values[0].shape
         for axis in axes:
             if axis != of_rows:
-                total *= shape[axis] or tf.shape(values[0])[axis]
+                total *= shape[axis] or tf.shape(values[0], tf.int64)[axis]
         found = tf.reduce_sum(values[0], axes, keepdims=keeps)
         return [found / tf.cast(total, found.dtype)]
 
@@ -169,6 +186,8 @@ def mean(look: Look) -> Each | None:
 @rule_of_rows("ArgMax", "ArgMin")
 def positions(look: Look) -> Each | None:
     """Finds the largest element of each row."""
+    if look.const(1) is None:
+        return None
     axes = _axes(look)
     if look.fact(0).axis in axes:
         return None
@@ -246,10 +265,25 @@ def _broadcast(i: int, dims: Dims, whole: Dims) -> list[object]:
 _INNER = {
     "Cholesky": 2, "FFT": 1, "FFT2D": 2, "FFT3D": 3, "IFFT": 1, "IFFT2D": 2, "IFFT3D": 3,
     "IRFFT": 1, "IRFFT2D": 2, "LogMatrixDeterminant": 2, "LogSoftmax": 1, "Lu": 2,
-    "MatrixBandPart": 2, "MatrixDeterminant": 2, "MatrixDiagPartV3": 2, "MatrixDiagV3": 1,
-    "MatrixInverse": 2, "MatrixSquareRoot": 2, "Qr": 2, "RFFT": 1, "RFFT2D": 2,
+    "MatrixBandPart": 2, "MatrixDeterminant": 2, "MatrixDiagPartV3": 2, "MatrixInverse": 2, "MatrixSquareRoot": 2, "Qr": 2, "RFFT": 1, "RFFT2D": 2,
     "SelfAdjointEigV2": 2, "Softmax": 1, "Svd": 2, "TopKV2": 1,
 }  # fmt: skip
+
+
+@rule_of_rows("MatrixDiagV3")
+def diagonals(look: Look) -> Each | None:
+    """Makes matrices of their diagonals."""
+    sizes = [dim[0] if len(set(dim)) == 1 else None for dim in look.dims(0)]
+    if look.fact(0).axis == len(sizes) - 1:
+        return None
+
+    def make(context: Context, op: Op, values: Tensors) -> Tensors:
+        # TensorFlow takes a known number of rows, but not for a diagonal of unknown length.
+        return context.copy(op, [tf.ensure_shape(values[0], sizes), *values[1:]])
+
+    return look.own_first(emit=make)
+
+
 # Operations on matrices and the last axes of a second input, with the number of these.
 _BESIDE_MATRICES = {"MatrixSetDiagV3": 1, "MatrixSolve": 2, "MatrixTriangularSolve": 2}
 

@@ -18,6 +18,7 @@ from towers.divide.facts import SIZE, WHOLE, Op, Value
 from towers.divide.flat import (
     flatten, has_effects, inputs_of, live, merged, new_op, outputs_of,
 )  # fmt: skip
+from towers.divide.lists import whole_lists
 from towers.divide.machines import Machine
 from towers.divide.meetings import Meeting, divided_for_xla
 from towers.divide.mirrored import MirroredMeeting, copied_variables, mirrored_meetings
@@ -25,6 +26,7 @@ from towers.divide.own_moments import Marked
 from towers.divide.parts import Parts, leaves, parts_of
 from towers.divide.phases import Phases, phases_of
 from towers.divide.pipeline import Pipeline, levels_of, stages_of
+from towers.divide.probes import SHORT, ShortRefused
 from towers.divide.products import multiply_sums
 from towers.divide.ran_once import RunsOnce
 from towers.divide.run import Run
@@ -115,7 +117,7 @@ class Divided:
 
     def _analyse(self) -> None:
         """Decides what runs in towers. Lists that turn out to be needed whole then run once."""
-        forced: set[str] = set()
+        forced, lengths = set[str](), list(SHORT)
         while True:
             self._inputs = [
                 new_op("Placeholder", tensor.op, [], [tensor]).outputs[0]
@@ -123,12 +125,16 @@ class Divided:
             ]
             arguments = {id(t): v for t, v in zip(self._graph.inputs, self._inputs, strict=True)}
             ops, self.outputs = merged(*flatten(self._graph, arguments))
-            analysis = Analysis(forced, self._markers)
+            analysis = Analysis(forced, self._markers, lengths[0])
             analysis.feed(self._inputs, self._batch)
-            self.ops = _read(analysis.place(live(ops, self.outputs)), self.outputs)
+            try:
+                self.ops = _read(analysis.place(live(ops, self.outputs)), self.outputs)
+            except ShortRefused:
+                del lengths[0]
+                continue
             # The towers' lists cannot be joined to a whole one. Operations on such a list run once.
             # This changes what other operations read, so decide again.
-            needed = _whole_lists(self.ops, self.outputs)
+            needed = whole_lists(self.ops, self.outputs)
             if not needed:
                 multiply_sums(self.ops)
                 entries = {self._inputs[i] for i in self._batch.of_entries}
@@ -197,7 +203,7 @@ class Divided:
 
 def _read(ops: Sequence[Op], outputs: Sequence[Value]) -> list[Op]:
     """Leaves out operations whose results no other operation reads in the end."""
-    wanted = set(outputs)
+    wanted = {source for value in outputs for source in sources(value)}
     kept = []
     for op in reversed(ops):
         is_size = op.in_towers is not None and op.in_towers.facts[0] == SIZE
@@ -212,26 +218,3 @@ def _before_identity(value: Value) -> Value:
     if value.op.type == "Identity":
         return _before_identity(value.op.inputs[0])
     return value
-
-
-def _whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:
-    """Returns the traced operations of lists that towers hold and that are needed whole."""
-    # A list is passed from operation to operation. If one needs it whole, all of them run once.
-    lists = [value for op in ops for value, need in reads(op) if need == WHOLE and _is_list(value)]
-    lists += [value for value in outputs if _is_list(value)]
-    # Only lists that towers hold count: others are whole already.
-    waiting = [value for value in lists if value.op.in_towers is not None]
-    seen: set[Value] = set()
-    while waiting:
-        value = waiting.pop()
-        if value not in seen:
-            seen.add(value)
-            for op in ops:
-                if value in op.outputs or value in op.inputs:
-                    waiting += [v for v in (*op.inputs, *op.outputs) if _is_list(v)]
-    touched = (op for op in ops if any(v in seen for v in (*op.inputs, *op.outputs)))
-    return {op.source.name for op in touched}
-
-
-def _is_list(value: Value) -> bool:
-    return value.dtype == tf.variant

@@ -30,7 +30,9 @@ from towers.step.structures import (
 def method_of(model: keras.Model, name: str) -> Callable[[Structure], Any]:
     """Returns a method of the model's class that takes a batch, such as "train_step"."""
     method = getattr(model.__class__, name)
-    return functools.partial(getattr(method, "python_function", method), model)
+    if hasattr(method, "python_function"):  # of a tf.function, which would be traced only once
+        method = tf.autograph.to_graph(method.python_function)
+    return functools.partial(method, model)
 
 
 class DividedStep:

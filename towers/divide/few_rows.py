@@ -17,21 +17,21 @@ import tensorflow as tf
 from towers.divide.facts import Op, Value
 from towers.machine.tensorflow_internals import COLOCATION
 
+_NODE = "of_one_row"
 Sizes: TypeAlias = list[int | None]  # of one row; None is unknown
-Formula: TypeAlias = tuple[np.ndarray, np.ndarray]  # (a, b) of a + b * the number of rows
 
 
 class Doubts:
     """Holds which sizes and integers may be others in a batch of few rows."""
 
     def __init__(
-        self, even: Callable[[Value], Sizes | None], formula: Callable[[Value], Formula | None]
+        self, even: Callable[[Value], Sizes | None], number: Callable[[Value], np.ndarray | None]
     ) -> None:
         """
         even: gives the sizes that a value has for one row if they grow evenly, as at the probes.
-        formula: gives the formula of an integer that follows from shapes, and is not in doubt.
+        number: gives an integer for one row that follows from shapes, and is not in doubt.
         """
-        self._even, self._formula = even, formula
+        self._even, self._number = even, number
         self._sizes: dict[Value, Sizes] = {}
         self._numbers: set[Value] = set()
 
@@ -49,6 +49,17 @@ class Doubts:
             self._sizes[value] = self._sizes[source]
         if source in self._numbers:
             self._numbers.add(value)
+
+    def reject(self, value: Value, axes: Sequence[int], rank: int) -> None:
+        """Notes that sizes of a value are not known at all."""
+        sizes = list(self._sizes.get(value) or self._even(value) or [None] * rank)
+        for axis in axes:
+            sizes[axis] = None
+        self._sizes[value] = sizes
+
+    def refuses(self, op: Op) -> bool:
+        """Returns whether TensorFlow refuses an operation for one row."""
+        return _imported_sizes(self._definition(op), 0) is None
 
     def note(self, op: Op, constants: Sequence[Sequence[bool] | None]) -> None:
         """Looks at what an operation makes, after the operations before it.
@@ -76,29 +87,33 @@ class Doubts:
 
     def _inferred(self, value: Value, rank: int) -> Sizes:
         """Returns the sizes that TensorFlow infers from an operation's inputs for one row."""
-        given = [self._input(v, f"given_{i}") for i, v in enumerate(value.op.inputs)]
-        node = node_of(value.op, "of_one_row", [each.name for each in given])
-        definition = tf.compat.v1.GraphDef(node=[*given, node])
-        definition.versions.producer = tf.version.GRAPH_DEF_VERSION  # else [] is an unknown shape
-        sizes = _imported_sizes(definition.SerializeToString(deterministic=True), value.index)
+        sizes = _imported_sizes(self._definition(value.op), value.index)
         return list(sizes) if sizes is not None and len(sizes) == rank else [None] * rank
 
+    def _definition(self, op: Op) -> bytes:
+        """Returns a graph of an operation and of its inputs for one row."""
+        given = [self._input(value, f"given_{i}") for i, value in enumerate(op.inputs)]
+        node = node_of(op, _NODE, [each.name for each in given])
+        definition = tf.compat.v1.GraphDef(node=[*given, node])
+        definition.versions.producer = tf.version.GRAPH_DEF_VERSION  # else [] is an unknown shape
+        return definition.SerializeToString(deterministic=True)
+
     def _input(self, value: Value, name: str) -> tf.compat.v1.NodeDef:
-        """Returns the node of a value for one row: an integer that is known, or a shape."""
-        formula = self._formula(value)
-        if formula is not None:
-            return given_node(name, value, number=sum(formula))
+        """Returns the node of an input: an integer that is known, or a shape."""
+        number = self._number(value)
+        if number is not None:
+            return given_node(name, value, number=number)
         sizes = self._sizes.get(value) or self._even(value)
         return given_node(name, value, value.shape if sizes is None else tf.TensorShape(sizes))
 
 
 @lru_cache(4096)  # layers of equal form have equal operations
 def _imported_sizes(definition: bytes, index: int) -> tuple[int | None, ...] | None:
-    """Returns the sizes of a result of the node "of_one_row", or None if TensorFlow refuses it."""
+    """Returns the sizes of a result of the node `_NODE`, or None if TensorFlow refuses it."""
     nodes = tf.compat.v1.GraphDef.FromString(definition)
     with tf.Graph().as_default():
         try:
-            names = [f"of_one_row:{index}"]
+            names = [f"{_NODE}:{index}"]
             (tensor,) = tf.graph_util.import_graph_def(nodes, {}, names, name="")
         except (ValueError, tf.errors.InvalidArgumentError):
             return None

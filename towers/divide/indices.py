@@ -193,7 +193,7 @@ def _begins_with_row(look: Look, i: int, dims: list[Dim]) -> bool:
 
 def _is_in_row(look: Look, i: int, value: Value, dim: Dim) -> bool:
     """Returns whether integers of an input lie in their own row, if all rows have this size."""
-    if not is_rows(dim) or look.fact(i) not in (FIRST, ONCE):
+    if not is_rows(dim) or look.fact(i) not in (FIRST, ONCE) or not is_rows(look.dims(i)[0]):
         return False
     span, each = _span(look.probes, value), np.floor_divide(dim, ROWS)
     if span is None or not np.array_equal(span.step, each):

@@ -4,7 +4,7 @@ import tensorflow as tf
 
 from towers.divide.context import Context
 from towers.divide.facts import PART, WHOLE, Each, Op, rows_of, shape_of
-from towers.divide.probes import rows_each
+from towers.divide.probes import is_fixed, rows_each
 from towers.divide.rule import FIRST, Look, batches, rule, rule_of_rows
 
 
@@ -56,12 +56,18 @@ def _channels(look: Look) -> int:
 @rule("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D", "DepthToSpace", "SpaceToDepth", "LRN",
       "ExtractImagePatches", "ExtractVolumePatches", "ResizeBilinear", "ResizeNearestNeighbor",
       "ResizeBicubic", "ResizeArea", "AdjustContrastv2", "AdjustHue", "AdjustSaturation",
-      "HSVToRGB", "RGBToHSV")  # fmt: skip
+      "HSVToRGB", "RGBToHSV", "ScaleAndTranslate")  # fmt: skip
 def image(look: Look) -> Each | None:
     """Computes each image from one image; images lie along axis 0."""
     if look.type == "AdjustContrastv2" and len(look.dims(0)) == 3:
         return None  # one image
     return batches(look, [0])
+
+
+@rule("ImageProjectiveTransformV3")
+def moved_image(look: Look) -> Each | None:
+    """Rotates or moves each image, by numbers of its own or all images alike."""
+    return batches(look, [0] if is_fixed(look.dims(1)[0]) else [0, 1])
 
 
 @rule("MaxPoolGrad", "MaxPool3DGrad", "MaxPoolGradGrad", "MaxPool3DGradGrad")
@@ -76,7 +82,8 @@ def average_pooling_gradient(look: Look) -> Each | None:
     return look.each([shape_of(0), rows_of(0)], FIRST)
 
 
-@rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ResizeNearestNeighborGrad")
+@rule("ResizeBilinearGrad", "ResizeBicubicGrad", "ResizeNearestNeighborGrad",
+      "ScaleAndTranslateGrad")  # fmt: skip
 def resize_gradient(look: Look) -> Each | None:
     """Computes each image's gradient; the second input has the images' size, or is it."""
     return batches(look, [0] if look.type == "ResizeNearestNeighborGrad" else [0, 1])

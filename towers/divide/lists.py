@@ -4,12 +4,12 @@ A list that runs in the towers has the fact of its elements. In each tower it ho
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
-from towers.divide.context import Context
+from towers.divide.context import Context, reads
 from towers.divide.facts import (
     AS_PART, EMPTY, ONCE, OWN, PART, SAME, SIZE, SIZES, WHOLE, Each, Elements, Fact, Need, Op,
     Shapes, Tensors, Value, rows, rows_of,
@@ -161,6 +161,9 @@ def _put(look: Look, item: int) -> Each | None:
     if fact is None or fact == EMPTY or fact.kind == "blocks" and look.type == "TensorListSetItem":
         return None  # no rule joins the elements of a list of blocks
     shapes = [None if s.rank is None else s for s in look.probes.shapes(value)]
+    known = whole.elements.shapes
+    if known is not None and list(map(tf.TensorShape, known)) != list(map(tf.TensorShape, shapes)):
+        shapes = [None] * len(shapes)  # such as patches of several sizes
     needs = [(whole, OWN), *((v, WHOLE) for v in look.inputs[1:item]), (value, need_for(fact))]
     return Each(needs, [fact], elements=[Elements(shapes, whole.elements.number, source)])
 
@@ -315,3 +318,26 @@ def same_list(look: Look) -> Each | None:
         return None
     needs = [(value, OWN) for value in look.inputs]
     return Each(needs, [first.fact], elements=[first.elements])
+
+
+def whole_lists(ops: Sequence[Op], outputs: Sequence[Value]) -> set[str]:
+    """Returns the traced operations of lists that towers hold and that are needed whole."""
+    # A list is passed from operation to operation. If one needs it whole, all of them run once.
+    lists = [value for op in ops for value, need in reads(op) if need == WHOLE and _is_list(value)]
+    lists += [value for value in outputs if _is_list(value)]
+    # Only lists that towers hold count: others are whole already.
+    waiting = [value for value in lists if value.op.in_towers is not None]
+    seen: set[Value] = set()
+    while waiting:
+        value = waiting.pop()
+        if value not in seen:
+            seen.add(value)
+            for op in ops:
+                if value in op.outputs or value in op.inputs:
+                    waiting += [v for v in (*op.inputs, *op.outputs) if _is_list(v)]
+    touched = (op for op in ops if any(v in seen for v in (*op.inputs, *op.outputs)))
+    return {op.source.name for op in touched}
+
+
+def _is_list(value: Value) -> bool:
+    return value.dtype == tf.variant

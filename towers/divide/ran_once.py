@@ -10,6 +10,7 @@ left out, because every step has them.
 import itertools
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
 from math import prod
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ import tensorflow as tf
 from rich import filesize
 
 from towers.divide.facts import SIZE, Op, Value
-from towers.divide.probes import ROWS, Probes, is_fixed
+from towers.divide.probes import ROWS, Dim, Probes, is_fixed
 from towers.machine.user_lines import current_line, line_of, warn_user
 from towers.machine.words import plural
 
@@ -25,9 +26,8 @@ _SLOW = re.compile("Conv|Dilation|MatMul|Einsum|While")  # types of operations t
 _MOST_BYTES = 16_000_000  # of rows that a step may gather without a warning
 _CHEAP = ("Assert", "Print", "PrintV2", "Shape", "Size")
 _GRADIENT = "gradient_tape/"  # the name scope in which a tape puts the gradient of an operation
-_NUM_PROBES = 3  # at which sizes are known
+_PROBES = ROWS[:3]  # at which sizes are known
 _OPEN = 30  # stands for a size that changes from batch to batch, such as the length of sequences
-Bytes = Sequence[int]  # at these probes
 
 
 class RanOnce(NamedTuple):
@@ -64,11 +64,9 @@ class RunsOnce:
         self._line = current_line()  # the user's line that had the step traced
         self._causes = _causes(ops, probes, entries)
         self._named = _by_name(ops) if self._causes else {}
-        counted = ops if self._causes else []
-        self._total = _sum(_bytes(value, probes) for op in counted for value in _moved(op))
+        self._moved = [value for op in ops for value in _moved(op)] if self._causes else []
         self._read = {op: _rows_read(op, self._causes, probes, entries) for op in self._causes}
-        touched = (value for op in self._causes for value in _moved(op))
-        self._bytes = {value: _bytes(value, probes) for value in touched}
+        self._dims = {value: _dims(value, probes) for value in dict.fromkeys(self._moved)}
 
     def rows(self, batch_size: int) -> list[RanOnce]:
         """Returns a row for each line and type of operation, those with the largest share first.
@@ -79,17 +77,24 @@ class RunsOnce:
         groups: dict[tuple[str, str], list[Op]] = {}
         for op in self._causes:
             groups.setdefault((self._line_of(op), op.type), []).append(op)
-        found = [self._row(*key, ops, batch_size) for key, ops in groups.items()]
+        bytes_of = {value: _bytes(value, dims, batch_size) for value, dims in self._dims.items()}
+        total = sum(bytes_of[value] for value in self._moved)
+        found = [self._row(*key, ops, bytes_of, total) for key, ops in groups.items()]
         return sorted(found, key=lambda row: row.share, reverse=True)
 
-    def _row(self, line: str, kind: str, ops: Sequence[Op], batch_size: int) -> RanOnce:
-        """Returns the row of the operations with one type in one line."""
+    def _row(
+        self, line: str, kind: str, ops: Sequence[Op], bytes_of: Mapping[Value, float], total: float
+    ) -> RanOnce:
+        """Returns the row of the operations with one type in one line.
+
+        bytes_of: the bytes of each value. total: the bytes that the step reads and writes.
+        """
         first = self._causes[ops[0]]
         cause = "" if first in ops else f"{first.type} of {self._line_of(first)}"
         read = {value for op in ops for value in self._read[op]}
-        num_bytes = round(_at(batch_size, _sum(self._bytes[value] for value in read)))
-        moved = _sum(self._bytes[value] for op in ops for value in _moved(op))
-        share = _at(batch_size, moved) / max(_at(batch_size, self._total), 1)
+        moved = sum(bytes_of[value] for op in ops for value in _moved(op))
+        share = moved / max(total, 1)
+        num_bytes = round(sum(bytes_of[value] for value in read))
         return RanOnce(line, kind, len(ops), cause, num_bytes, share)
 
     def _line_of(self, op: Op) -> str:
@@ -168,33 +173,34 @@ def _rows_read(
     return list(itertools.compress(op.inputs, are_rows))
 
 
-def _bytes(value: Value, probes: Probes) -> Bytes:
-    """Returns the bytes of a value at the first probes; 0 for a list.
+def _dims(value: Value, probes: Probes) -> list[Dim]:
+    """Returns the size of each axis at the probes.
 
     If TensorFlow does not know how many rows there are, they count as the rows of the batch.
     """
-    if value.fact == SIZE or value.dtype in (tf.resource, tf.variant):
-        return [0] * _NUM_PROBES
     dims = probes.dims(value)
     if dims is None:
         sizes = value.shape.as_list() if value.shape.rank is not None else [0]
-        open_size = [ROWS, *[(_OPEN,) * _NUM_PROBES] * len(sizes)]
+        open_size = [ROWS, *[(_OPEN,) * len(ROWS)] * len(sizes)]
         dims = [
-            open_size[axis] if size is None else (size,) * _NUM_PROBES
+            open_size[axis] if size is None else (size,) * len(ROWS)
             for axis, size in enumerate(sizes)
         ]
-    return [value.dtype.size * prod(dim[k] for dim in dims) for k in range(_NUM_PROBES)]
+    return dims
 
 
-def _sum(found: Iterable[Bytes]) -> Bytes:
-    """Returns the sum at each probe."""
-    return [sum(column) for column in zip([0] * _NUM_PROBES, *found, strict=True)]
+def _bytes(value: Value, dims: Sequence[Dim], batch_size: int) -> float:
+    """Returns the bytes of a value of these sizes; 0 for a list."""
+    if value.fact == SIZE or value.dtype in (tf.resource, tf.variant):
+        return 0.0
+    return value.dtype.size * prod(_at(batch_size, dim) for dim in dims)
 
 
-def _at(batch_size: int, values: Bytes) -> float:
-    """Returns what values at the probes are at a batch size: a polynomial of degree 2."""
+@lru_cache(4096)
+def _at(batch_size: int, dim: Dim) -> float:
+    """Returns what a size is at a batch size: a polynomial of degree 2."""
     found = 0.0
-    for i, value in enumerate(values):
-        others = [count for k, count in enumerate(ROWS[:_NUM_PROBES]) if k != i]
-        found += value * prod((batch_size - other) / (ROWS[i] - other) for other in others)
-    return found
+    for i, count in enumerate(_PROBES):
+        others = [other for other in _PROBES if other != count]
+        found += dim[i] * prod((batch_size - other) / (count - other) for other in others)
+    return max(found, 0.0)

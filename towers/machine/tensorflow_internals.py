@@ -13,7 +13,7 @@ import tensorflow as tf
 from tensorflow.core.protobuf import tensorflow_server_pb2
 from tensorflow.python.client import pywrap_tf_session
 from tensorflow.python.data.util.structure import NoneTensorSpec
-from tensorflow.python.eager import context, record
+from tensorflow.python.eager import context, lift_to_graph, record
 from tensorflow.python.framework import func_graph, ops
 
 from towers.machine.replaced import replaced
@@ -95,7 +95,10 @@ def traced_graph(
     """
     made = []
 
-    def noted(next_creator: Callable, **options: object) -> tf.Variable:
+    def noted(next_creator: Callable, **options: Any) -> tf.Variable:
+        first = options.get("initial_value")
+        if tf.is_symbolic_tensor(first):
+            options["initial_value"] = _outside(first)
         made.append(next_creator(**options))
         return made[-1]
 
@@ -109,6 +112,19 @@ def traced_graph(
         function.__name__, noting, tuple(specs), {}, arg_names=names
     )
     return graph, made
+
+
+def _outside(tensor: tf.Tensor) -> tf.Tensor:
+    """Returns the value of a tensor that is being traced, such as zeros like a variable.
+
+    `tf.function` does the same for the first values of variables, in no public function. Raises
+    ValueError if the value depends on the data.
+    """
+    with tf.init_scope():
+        lifted = tf.function(
+            lambda: lift_to_graph.lift_to_graph([tensor], tf.compat.v1.get_default_graph())[tensor]
+        )
+        return lifted()
 
 
 def is_compiled(operation: tf.Operation) -> bool:

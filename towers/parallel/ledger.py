@@ -7,7 +7,6 @@ import keras
 from towers.machine import places
 from towers.machine.user_lines import warn_user
 from towers.parallel.model_state import STATE, towers_of
-from towers.parallel.model_steps import newest_batch
 from towers.resume.ledger import LedgerFile
 from towers.resume.resume import only_parallel
 from towers.resume.train_state import Logs
@@ -69,7 +68,7 @@ class Ledger(keras.callbacks.Callback):
             place["epoch"] + 1,
             place["step"],
             before,
-            lambda: None if towers.own_rows else newest_batch(self.model),
+            lambda: None if towers.own_rows else towers.newest["train"].read(),
         )
 
     def get_state(self) -> dict[str, int]:

@@ -25,7 +25,7 @@ from towers.parallel.model_state import (
     STATE, build, drop_iterator, forget_steps, step_of, towers_of,
 )  # fmt: skip
 from towers.step.checks import check_arrays, readable
-from towers.step.errors import first_error
+from towers.step.errors import NewestBatch, first_error
 from towers.step.metrics import overrides
 from towers.divide.prefetch import placed_ahead
 from towers.step.sharding import Placed
@@ -42,16 +42,16 @@ class PlacedBatches:
     """A train function for Keras' loop: takes an iterator and trains on its next batches."""
 
     def __init__(
-        self, step: DividedStep, run: Callable[[Structure, Placed], Structure], num_steps: int
-    ) -> None:
+        self, step: DividedStep, run: Callable[[Structure, Placed], Structure], num_steps: int,
+        newest: NewestBatch,
+    ) -> None:  # fmt: skip
         """
         run: runs the step on a batch and its placed shards. num_steps: the number of batches for
-            each call, Keras' `steps_per_execution`.
+            each call, Keras' `steps_per_execution`. newest: is given the batch of each step.
         """
-        self._step, self._run, self._num_steps = step, run, num_steps
+        self._step, self._run, self._num_steps, self._newest = step, run, num_steps, newest
         self._iterator: tf.data.Iterator | None = None
         self._batches: Iterator[tuple[Structure, Placed]] = iter(())
-        self.newest: Structure = None  # the batch of the newest step
 
     def __call__(self, iterator: tf.data.Iterator) -> Structure:
         """Trains on the next batches and returns the logs; raises StopIteration if none is left."""
@@ -68,7 +68,7 @@ class PlacedBatches:
             self._batches = placed_ahead(machine if is_placed else None, present)
         logs = None
         for element, placed in itertools.islice(self._batches, self._num_steps):
-            self.newest = element
+            self._newest.given = element
             undivided = functools.partial(self._step.run_undivided, element)
             with readable(), watched(join_workers(), "a train step"), first_error(undivided):
                 logs = self._run(element, placed)
@@ -78,14 +78,7 @@ class PlacedBatches:
 
     def close(self) -> None:
         """Drops the iterator. A batch that was read ahead is lost."""
-        self._iterator, self._batches, self.newest = None, iter(()), None
-
-
-def newest_batch(model: keras.Model) -> Structure:
-    """Returns the batch of a fit's newest step."""
-    if isinstance(model.train_function, PlacedBatches):
-        return model.train_function.newest
-    return towers_of(model).newest["train"].read()
+        self._iterator, self._batches, self._newest.given = None, iter(()), None
 
 
 def make_function(model: keras.Model, name: str, make: Callable, force: bool) -> None:
@@ -121,7 +114,8 @@ def make_function(model: keras.Model, name: str, make: Callable, force: bool) ->
                 and (towers.noise_scale or is_ahead)
             ):
                 run: Callable = step.run if towers.measuring is None else towers.measuring.run
-                made = PlacedBatches(step, run, model.steps_per_execution)
+                newest = towers.newest[name]
+                made = PlacedBatches(step, run, model.steps_per_execution, newest)
             setattr(model, attribute, made)
         results = made(data)
         _warn_of_what_ran_once(model, name)
@@ -200,11 +194,10 @@ def _make_variables(model: keras.Model, name: str, data: Batches) -> Batches:
     else:
         batch = next(data)
         data = itertools.chain([batch], data)
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
-    check_arrays(x, y, sample_weight)
+    check_arrays(*(batch if isinstance(batch, tuple) else (batch,)))
     batch = batch_specs(batch)
-    if not overrides(model, f"{name}_step"):
-        x, y, sample_weight = map(batch_specs, (x, y, sample_weight))
+    if not overrides(model, f"{name}_step"):  # an own step may take any tuple
+        x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(batch)
         build(model, x, *(() if name == "predict" else (y, sample_weight)))
     step = step_of(model, name)
     step.prepare(batch)

@@ -54,9 +54,13 @@ def values_explained(where: str) -> Iterator[None]:
 
 
 class NewestBatch:
-    """Keeps the newest batch of a graph that reads its batches from an iterator itself."""
+    """Keeps the newest batch of a graph that reads its batches from an iterator itself.
+
+    given: the newest batch, if Python reads it and gives it to the graph.
+    """
 
     def __init__(self) -> None:
+        self.given: Structure = None
         self._specs: Structure = None
         self._kept: list[tf.Variable] = []
 
@@ -80,7 +84,9 @@ class NewestBatch:
             return [variable.assign(value).op for variable, value in values]
 
     def read(self) -> Structure:
-        """Returns the batch that `keep` stored; None before `prepare`."""
+        """Returns (the batch,), which `keep` stored or was given; None before `prepare`."""
+        if self.given is not None:
+            return (self.given,)
         if self._specs is None:
             return None
         return packed(self._specs, iter([v.read_value() for v in self._kept]))

@@ -23,6 +23,12 @@ from towers.step.xla import FullBatch
 (_, _), (X, Y) = small_data()
 
 
+def unknown_label():
+    """A label that the model does not know."""
+    train, (x_test, y_test) = small_data()
+    return train, (x_test, np.where(np.arange(len(y_test)) == 3, 7, y_test))
+
+
 def numbers():
     """The inputs of another task."""
     (x, y), (x_test, y_test) = small_data()
@@ -194,6 +200,9 @@ def test_what_cannot_be_evaluated_says_why(file, out, tmp_path):
     ):
         with pytest.raises(ValueError, match=rf"^evaluate \(.*\):? {words}"):
             evaluate_file(config(**values), path, out)
+    other = config(dataset="tests.app.after_training.predicting_test:unknown_label")
+    with pytest.raises(ValueError, match="^a batch of the test examples: .*label value of 7"):
+        evaluate_file(other, file, out)
 
 
 def test_npz_holds_each_output_by_name(tmp_path):

@@ -27,6 +27,7 @@ from towers.machine.devices import place_towers
 from towers.machine.words import counted, printable
 from towers.parallel.parallel_model import parallel_on
 from towers.resume.directories import explained, write_atomically
+from towers.step.errors import values_explained
 from towers.step.exchange import towers_of
 from towers.step.placement import Placement
 from towers.step.sharding import rows_of_towers
@@ -37,6 +38,7 @@ from towers.workers.workers import join_workers
 
 _LARGEST_DEVIATION = 1e-2  # probabilities add up to 1 up to this error: bfloat16's rounding
 _HOME = "/cpu:0"
+_BATCH = "a batch of the test examples"
 
 
 def evaluate_file(
@@ -48,7 +50,7 @@ def evaluate_file(
 
     Raises ValueError if file, data or devices cannot be used, or if the model has no loss.
     """
-    _check_new(path)
+    check_new(path)
     model, dataset, count, batches = _prepare(config, file, out, "evaluate", path is not None)
     if not model.compiled:
         raise ValueError(f"evaluate ({file}): the model was saved without a loss; compile it.")
@@ -57,10 +59,11 @@ def evaluate_file(
     means: dict[str, tf.Tensor] = {}  # over all batches so far
     counts = np.zeros((), int)
     for batch in batches:
-        means = model.test_function(iter([batch]))
-        if path is not None:
-            x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
-            counts = counts + confusion.count(y, model.predict_on_batch(x))
+        with values_explained(_BATCH):
+            means = model.test_function(iter([batch]))
+            if path is not None:
+                x, y, _ = keras.utils.unpack_x_y_sample_weight(batch)
+                counts = counts + confusion.count(y, model.predict_on_batch(x))
     logs = {name: float(means[name]) for name in sorted(means, key=lambda name: name != "loss")}
     values = "  ".join(f"{name} {format_loss(value)}" for name, value in logs.items())
     seconds = format_seconds(time.perf_counter() - began)
@@ -81,10 +84,14 @@ def predict_file(config: TrainConfig, file: Path, path: str, out: Report) -> Non
     """
     if not path.endswith((".npz", ".csv")):
         raise ValueError(f"out ({path}) must end in .npz or .csv.")
-    _check_new(path)
+    check_new(path)
     classes = class_names(file)
     model, dataset, count, batches = _prepare(config, file, out, "predict")
-    found = [model.predict_on_batch(keras.utils.unpack_x_y_sample_weight(b)[0]) for b in batches]
+    found = []
+    for batch in batches:
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+        with values_explained(_BATCH):
+            found.append(model.predict_on_batch(x))
     if join_workers().is_chief:
         write_predictions(path, _named_outputs(model, found), dataset.test_names, classes)
     out.line(labelled("Predict", f"{counted(count, 'example')}: {path}"))
@@ -104,7 +111,8 @@ def _named_outputs(model: keras.Model, found: Sequence[Structure]) -> dict[str, 
     return dict(zip(names, outputs, strict=True))
 
 
-def _check_new(path: str | None) -> None:
+def check_new(path: str | None) -> None:
+    """Raises ValueError if a file exists that --out names."""
     if path is not None and Path(path).exists():
         raise ValueError(f"out ({path}) exists already; name a new file.")
 
