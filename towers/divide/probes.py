@@ -245,7 +245,7 @@ class Probes:
         dims = _dims_of(self._inferred(op.inputs[0])) or []
         for bound in op.inputs[1:3]:
             for entry, dim in zip(zip(*(self.values(bound) or ())), dims):
-                is_literal = len(set(entry)) == 1 and abs(entry[0]) in _LARGE_BOUNDS
+                is_literal = len(set(entry)) == 1 and abs(int(entry[0])) in _LARGE_BOUNDS
                 if is_literal and not is_fixed(dim):
                     return True
         return False
