@@ -201,6 +201,18 @@ def test_traced_graph():
     assert graph.structured_outputs.shape == [1]
 
 
+def test_first_values_of_variables_are_lifted_out_of_the_graph():
+    weight = tf.Variable([1.0, 2.0])
+
+    def of_weight(x):
+        return tf.Variable(tf.zeros_like(weight) + 2) * x
+
+    _, made = tensorflow_internals.traced_graph(of_weight, [tf.TensorSpec([])])
+    assert made[0].numpy().tolist() == [2, 2]
+    with pytest.raises(ValueError, match="initial_value"):
+        tensorflow_internals.traced_graph(lambda data: tf.Variable(data), [tf.TensorSpec([])])
+
+
 def test_without_xla():
     """XLA has no operations for text."""
 

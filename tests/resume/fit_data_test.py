@@ -90,6 +90,14 @@ def generator():
         yield from list(shuffled().as_numpy_iterator())
 
 
+def drawn():
+    """Draws from the state that a thread, which reads ahead, moves on."""
+    x, y = rows()
+    while True:
+        chosen = np.random.randint(0, len(x), 7)
+        yield x[chosen], y[chosen]
+
+
 DATA = {
     "arrays": (rows, {}),
     "arrays, part by part": (rows, {"steps_per_epoch": 3}),
@@ -105,6 +113,7 @@ DATA = {
     "an endless dataset": (lambda: shuffled().repeat(), {"steps_per_epoch": 3}),
     "a dataset, more than all": (shuffled, {"steps_per_epoch": 5}),
     "a generator": (generator, {"steps_per_epoch": 3}),
+    "a generator that draws": (drawn, {"steps_per_epoch": 3}),
 }
 
 

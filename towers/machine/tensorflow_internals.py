@@ -5,7 +5,7 @@ All exist in TensorFlow 2.20 and 2.21. If a new version breaks one, this module'
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -98,7 +98,8 @@ def traced_graph(
     def noted(next_creator: Callable, **options: Any) -> tf.Variable:
         first = options.get("initial_value")
         if tf.is_symbolic_tensor(first):
-            options["initial_value"] = _outside(first)
+            with suppress(lift_to_graph.UnliftableError):  # TensorFlow's own error follows
+                options["initial_value"] = _outside(first)
         made.append(next_creator(**options))
         return made[-1]
 
@@ -118,13 +119,14 @@ def _outside(tensor: tf.Tensor) -> tf.Tensor:
     """Returns the value of a tensor that is being traced, such as zeros like a variable.
 
     `tf.function` does the same for the first values of variables, in no public function. Raises
-    ValueError if the value depends on the data.
+    UnliftableError if the value depends on the data, or on the value of a variable.
     """
+
+    def compute() -> tf.Tensor:
+        return lift_to_graph.lift_to_graph([tensor], tf.compat.v1.get_default_graph())[tensor]
+
     with tf.init_scope():
-        lifted = tf.function(
-            lambda: lift_to_graph.lift_to_graph([tensor], tf.compat.v1.get_default_graph())[tensor]
-        )
-        return lifted()
+        return tf.function(compute, autograph=False)()
 
 
 def is_compiled(operation: tf.Operation) -> bool:

@@ -167,9 +167,21 @@ class FitData:
     def reach(self) -> None:
         """Ends what is done, with the random state that the fit had there."""
         if self._random is not None:
-            set_random_state(self._random)
+            set_random_state(self._states_left())
             self._random = None
         self.replay.reach()
+
+    def _states_left(self) -> dict[str, Json]:
+        """Returns the random states that data did not draw from while they were read again.
+
+        A generator that draws from a state has moved it to where it was. The saved state was that
+        of a thread which had read some batches more.
+        """
+        then = self.replay.then
+        if self._data.reads != ALL or then is None or self._random is None:
+            return self._random or {}
+        now = random_state()
+        return {name: self._random[name] for name in now if now[name] == then.at_start[name]}
 
     def end_epoch(self) -> None:
         """Counts the epoch as complete."""
