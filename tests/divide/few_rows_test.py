@@ -145,6 +145,15 @@ def test_a_size_is_that_of_the_batch_whatever_the_length_of_its_sequences():
                 np.testing.assert_allclose(ours, theirs, 1e-12)
 
 
+def test_images_may_have_to_be_larger_than_all_short_sizes():
+    def convolve(x):
+        return tf.nn.conv2d(x, tf.ones((20, 26, 3, 2), x.dtype), 1, "VALID")
+
+    step = tf.function(divided(convolve, (None, None, None, 3)), autograph=False)
+    x = tf.constant(np.random.default_rng(0).normal(size=(5, 24, 30, 3)))
+    np.testing.assert_allclose(step(x)[0], convolve(x), 1e-12)
+
+
 def test_a_truncated_sequence_stays_in_the_towers():
     found = divided(lambda x: tf.sin(x)[:, :10] * 2, (None, None, 4))
     assert all(op.in_towers for op in found.ops)

@@ -24,8 +24,8 @@ from towers.step.structures import RowComponents
 ROWS = (10080, 20160, 12, 10080, 10080)
 _OPEN = [(23, 20011), (29, 20021), (31, 20023), (37, 20029)]  # by axis: at probes 0 to 2, at 3
 # Open sizes at probe 4, tried in turn until TensorFlow refuses no operation for them. A convolution
-# needs a few steps. 0: each input has another one; x + y refuses them. 23: as at probe 0.
-SHORT = (0, 1, 2, 4, 8, 16, 23)
+# needs a few steps. 0: each input has another one; x + y refuses them. -1: those of probe 0.
+SHORT = (0, 1, 2, 4, 8, 16, -1)
 Dim = tuple[int, ...]  # a size at each probe
 _LARGEST = 4096  # elements of an integer tensor that is evaluated
 _LARGE_BOUNDS = range(ROWS[0] // 2, 2**31 - 1)  # of a slice in code: a batch may go beyond it
@@ -118,7 +118,7 @@ class Probes:
 
     def _open_size(self, axis: int, k: int, i: int = 0) -> int:
         """Returns a size of input i that changes without the number of rows, at probe k."""
-        if k == 4:
+        if k == 4 and self._short != SHORT[-1]:
             return self._short or i + 1
         return _OPEN[axis % len(_OPEN)][k == 3]
 
