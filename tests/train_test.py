@@ -85,15 +85,16 @@ def rows(path):
     [
         (TRAIN, "--num_gpus=two", {}, "flag --num_gpus=two: it must be an integer"),
         (TRAIN, "--predict=x.keras", {}, "--predict (x.keras) needs --out, a new file"),
+        (TRAIN, "--replay=x --at=2 --out=file.json", {}, "--out (file.json) exists already"),
         (TRAIN, "--evaluate=x --resume=run", {}, "--evaluate and --resume: give only one of them."),
         (TRAIN, "", {"KERAS_BACKEND": "jax"}, "Set it with: export KERAS_BACKEND=tensorflow"),
         (SWEEP, "--batch_size=64", {}, "flag 'batch_size'. Did you mean: batch_sizes"),
     ],
 )
 def test_a_mistake_is_one_line_and_exit_code_2(script, flags, variables, message, tmp_path):
-    (tmp_path / "file").touch()
+    (tmp_path / "file.json").touch()
     done = run(script, *flags.split(), cwd=tmp_path, **variables)
-    assert (done.returncode, done.stdout, os.listdir(tmp_path)) == (2, "", ["file"])
+    assert (done.returncode, done.stdout, os.listdir(tmp_path)) == (2, "", ["file.json"])
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
     assert message in done.stderr
 

@@ -13,6 +13,7 @@ from tests.divide.whole_and_divided import (
     T3N4,
     Cases,
     assert_alike,
+    gradient_of,
     kinds_without,
     raw,
 )
@@ -276,6 +277,7 @@ def _outer(x: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(x[:, :, None] * x[:, None], 0)
 
 
+add("MatrixDiagV3", gradient_of(tf.linalg.trace), ("n", 3, 3))
 # Parts: what is not linear adds them up first.
 add_once("Cast", lambda x: tf.cast(tf.reduce_sum(x * 9, 0), tf.int32), N3, extremes=())
 add_once("Div", lambda x: R.Div(x=_sum_of_integers(x), y=[2, 3, 4]), N3, extremes=())

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 
 import towers
+from tests.divide.whole_and_divided import Case, traced_and_divided
 from towers.divide.divided_step import DividedStep, method_of
 from towers.divide.machines import Machine
 from towers.step.exchange import LocalExchange
@@ -116,6 +117,16 @@ def test_more_than_16_mb_of_rows_is_a_warning_that_says_what_to_change():
 
 
 @pytest.mark.filterwarnings("error")
+def test_the_bytes_of_all_triples_of_rows_grow_with_their_cube():
+    def triples(x):
+        return tf.cumsum(x[:, None, None, 0] * x[:, None, 0] * x[:, 0], axis=0)
+
+    _, divided = traced_and_divided([Case("Cumsum", triples, (("n", 3),))])
+    for n in (2, 11, 300):
+        row = next(row for row in divided.runs_once.rows(n) if row.operation == "Cumsum")
+        assert row.num_bytes == n**3 * 8
+
+
 def test_one_tower_loses_nothing():
     model = towers.make_parallel(model_with(Positive()), 1, num_towers=1)
     x, y = data()

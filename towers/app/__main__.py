@@ -164,7 +164,7 @@ def make_again(config: TrainConfig) -> int:
 
     given, values = config.given(), flags.FLAGS
     path = Path(values.out).expanduser() if values.out else None
-    check_new(values.out and str(path))
+    check_new(path)
     with closing(Report()) as out, out.show_warnings():
         if values.audit:
             return 0 if audit(given, values.audit, values.epoch, out) else 1

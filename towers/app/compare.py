@@ -80,9 +80,10 @@ def _settings(*runs: Path) -> tuple[list[str], str]:
         except ValueError as error:
             raise ValueError(f"{path}: {error}") from None
         made.append(json.loads(text).get(MADE_WITH) or {})
-    ignored = fields_with(Role.FREE | Role.ONCE | Role.LIMIT | Role.LOCAL)
-    if any(config["schedule"] in ("cosine", "linear") for config in configs):  # to the run's end
-        ignored = fields_with(Role.FREE | Role.ONCE | Role.LOCAL)
+    roles = Role.FREE | Role.ONCE | Role.LOCAL
+    if all(config["schedule"] not in ("cosine", "linear") for config in configs):
+        roles |= Role.LIMIT  # these schedules end with the run, so its end changes each step
+    ignored = fields_with(roles)
     lines = [
         printable(f"setting that differs: {name} ({value}, {configs[1][name]})")
         for name, value in configs[0].items()

@@ -66,7 +66,7 @@ def image(look: Look) -> Each | None:
 
 @rule("ImageProjectiveTransformV3")
 def moved_image(look: Look) -> Each | None:
-    """Rotates or moves each image, by numbers of its own or all images alike."""
+    """Rotates or moves each image: each in another way, or all images alike."""
     return batches(look, [0] if is_fixed(look.dims(1)[0]) else [0, 1])
 
 

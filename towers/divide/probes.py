@@ -24,7 +24,7 @@ from towers.step.structures import RowComponents
 ROWS = (10080, 20160, 12, 10080, 10080)
 _OPEN = [(23, 20011), (29, 20021), (31, 20023), (37, 20029)]  # by axis: at probes 0 to 2, at 3
 # Open sizes at probe 4, tried in turn until TensorFlow refuses no operation for them. A convolution
-# needs a few steps. 0: each input has another one; x + y refuses them. -1: those of probe 0.
+# needs a few steps. 0: each input has another one; x + y refuses them. -1: the sizes of probe 0.
 SHORT = (0, 1, 2, 4, 8, 16, -1)
 Dim = tuple[int, ...]  # a size at each probe
 _LARGEST = 4096  # elements of an integer tensor that is evaluated

@@ -174,8 +174,8 @@ class FitData:
     def _states_left(self) -> dict[str, Json]:
         """Returns the random states that data did not draw from while they were read again.
 
-        A generator that draws from a state has moved it to where it was. The saved state was that
-        of a thread which had read some batches more.
+        A generator that draws from a state has moved it to where it was. When the state was saved,
+        a thread had read a few more batches already.
         """
         then = self.replay.then
         if self._data.reads != ALL or then is None or self._random is None:

@@ -111,7 +111,7 @@ def _named_outputs(model: keras.Model, found: Sequence[Structure]) -> dict[str, 
     return dict(zip(names, outputs, strict=True))
 
 
-def check_new(path: str | None) -> None:
+def check_new(path: Path | str | None) -> None:
     """Raises ValueError if a file exists that --out names."""
     if path is not None and Path(path).exists():
         raise ValueError(f"out ({path}) exists already; name a new file.")
