@@ -88,7 +88,12 @@ add("Cast", lambda x: tf.cast(x, tf.float32), N3)
 add_once("Cast", lambda x: tf.cast(tf.reduce_sum(x, 0), tf.float32), N3)
 add_once("Cast", lambda x: tf.cast(tf.reduce_sum(_bytes(x), 0), tf.float64), N3, extremes=())
 add_once("Cast", lambda x: 1 / tf.cast(tf.reduce_sum(_halves(x), 0), tf.float32), N3, extremes=())
-add("Cast", lambda x: tf.cast(_sum_of_bfloat16(x), tf.float32), N3, extremes=())
+add(
+    "Snapshot",
+    lambda x: R.Snapshot(input=tf.cast(_sum_of_bfloat16(x), tf.float32)),
+    N3,
+    extremes=(),
+)
 add("LeakyRelu", raw("LeakyRelu"), N3)
 add("Invert", lambda x: R.Invert(x=tf.cast(x, tf.int32)), N3)
 add("LogicalNot", lambda x: tf.logical_not(x > 0), N3)
@@ -143,7 +148,11 @@ add("Mul", lambda x, y: tf.reduce_sum(x, 0) * tf.reduce_sum(y, 0), N3, N3, divid
 add_once("RealDiv", lambda x, y: y / tf.reduce_sum(x, 0), N3, (3,))
 # Divided by 0, the parts of this sum would be infinities of both signs.
 add_once(
-    "RealDiv", lambda x, y: tf.exp(-tf.abs(tf.reduce_sum(x, 0) / (y * 0))), N3, (3,), extremes=()
+    "RealDiv",
+    lambda x, y: tf.exp(-tf.abs(tf.reduce_sum(x, 0) / (y * 0) + tf.reduce_sum(x * x, 0))),
+    N3,
+    (3,),
+    extremes=(),
 )
 add_once("ArgMax", lambda x, y: tf.argmax(x[:, 0], tf.cast(y[0] * 0, tf.int32)), N3, (3,))
 add("Select", lambda x, y: R.Select(condition=x > 0, x=x, y=y), N3, N3)

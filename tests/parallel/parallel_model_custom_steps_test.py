@@ -149,7 +149,7 @@ def test_a_step_may_take_any_tuple_and_be_a_function_of_tensorflow(float64):
         model = Dqn()
         model(floats[0])
         if on_towers:
-            towers.make_parallel(model, 2, num_towers=3)
+            model = towers.make_parallel(model, 2, num_towers=3)
         optimizer = keras.optimizers.Adam()
         optimizer.build(model.trainable_variables)
         model.compile(optimizer, jit_compile=False)
